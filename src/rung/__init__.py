@@ -1,0 +1,3 @@
+"""Rung: language models trained from scratch in JAX."""
+
+__version__ = "0.1.0"
