@@ -30,7 +30,7 @@ lint: $(ENVIRONMENT) ## style, types, and the direction of imports
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 bench: PARITY = 1
 bench: .venv/installed .venv/installed-parity ## time training against plain PyTorch, in turns
