@@ -1,0 +1,1 @@
+"""What a run has to say: the metrics log, the live view, plots and the HTML report."""

@@ -1,0 +1,317 @@
+"""The report of a run: one HTML file that needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rung import config as settings
+from rung.config import Config
+from rung.report.charts import Curve, Mark, chart
+from rung.report.files import whole_file
+from rung.report.metrics import Metrics, read_metrics, read_samples
+from rung.report.plots import loss_curves
+from rung.report.series import smooth, thin
+from rung.report.tables import Parameter, config_table, environment_table, event_table, parameter_table
+from rung.report.words import count, decimal, duration, safe, short
+from rung.train.events import Evaluated, Sampled
+
+MOST_SAMPLES = 12  # shown of each prompt
+NOTHING = "–"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"  # the page may fetch nothing
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a report is made from."""
+
+    name: str
+    config: Config
+    metrics: Metrics
+    samples: Sequence[Sampled] = ()
+    parameters: Sequence[Parameter] = ()
+    environment: dict[str, Any] | None = None  # versions and device; None where they were not recorded
+    problems: Sequence[str] = ()  # what could not be read
+
+
+def write_report(run_folder: str | Path, parameters: Sequence[Parameter] = ()) -> Path:
+    """Write ``report.html`` and ``loss.png`` of a run, finished or not, and return the report's path.
+
+    Reads ``config.toml``, ``metrics.jsonl``, ``samples.jsonl`` and ``environment.json``; any but the first may be
+    missing.
+
+    Args:
+        run_folder: of the run.
+        parameters: (path, shape, count, decays) of each weight, tied ones once.
+
+    Raises:
+        RungError: the folder holds no readable ``config.toml``.
+    """
+    folder = Path(run_folder)
+    run = read_run(folder, parameters)
+    loss_curves(run.metrics, folder / "loss.png")
+    report = folder / "report.html"
+    with whole_file(report) as file:
+        # What has no UTF-8 cannot be in a file; `visible` has shown it already where text is free.
+        file.write(page(run).encode("utf-8", errors="backslashreplace"))
+    return report
+
+
+def read_run(folder: Path, parameters: Sequence[Parameter] = ()) -> Run:
+    """Read what a report needs from a run folder."""
+    config = settings.load(folder / "config.toml")
+    metrics = read_metrics(folder / "metrics.jsonl")
+    samples, problems = read_samples(folder / "samples.jsonl")
+    environment = None
+    try:
+        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        problems = [*problems, f"environment.json: {error}"]
+    name = config.name or folder.resolve().name
+    return Run(name, config, metrics, samples, parameters, environment, [*metrics.problems, *problems])
+
+
+def page(run: Run) -> str:
+    """Return the report as HTML."""
+    style = resources.files("rung.report").joinpath("page.css").read_text(encoding="utf-8")
+    script = resources.files("rung.report").joinpath("page.js").read_text(encoding="utf-8")
+    body = "\n".join(
+        [
+            _heading(run),
+            _numbers(run),
+            _section("Loss", _loss_charts(run.metrics)),
+            _section("Optimisation and speed", _training_charts(run.metrics)),
+            _section("Samples", _samples(run)),
+            _section("Parameters", parameter_table(run.parameters)),
+            _section("Config", config_table(run.config)),
+            _section("Events", event_table(run.metrics)),
+            _section("Device and versions", environment_table(run.environment)),
+        ]
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{safe(run.name)} · Rung report</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+# What a reader wants first
+
+
+def _heading(run: Run) -> str:
+    problems = "".join(f'<p class="problem">{safe(problem)}</p>' for problem in run.problems)
+    return f'<header><h1>{safe(run.name)}</h1><p class="lead">{safe(_summary(run))}</p>{problems}</header>'
+
+
+def _summary(run: Run) -> str:
+    """Return one line on what was trained and how it stands."""
+    model, parts = run.config.model, []
+    if run.parameters:
+        parts.append(f"{short(sum(row[2] for row in run.parameters))} parameters")
+    parts.append(f"{model.n_layers} layers, d_model {model.d_model}, context {model.context_length}")
+    step, finished = _last_step(run.metrics), run.metrics.finished
+    if finished and finished[-1].step >= step:
+        parts.append(finished[-1].reason)
+    else:
+        parts.append(f"at step {count(step)}, not finished" if step else "no step is finished yet")
+    return " · ".join(parts)
+
+
+def _numbers(run: Run) -> str:
+    metrics = run.metrics
+    steps = metrics.steps
+    best = _best(metrics.evaluations)
+    speed = _typical(steps["tokens_per_second"])
+    ending = steps["loss"][-max(1, len(steps["loss"]) // 20) :]
+    ending = ending[np.isfinite(ending)]
+    cells = [
+        ("Held-out loss", decimal(best.loss) if best else None, _best_detail(metrics.evaluations)),
+        ("Perplexity", decimal(best.perplexity, 2) if best else None, "held out, per token"),
+        ("Bits per byte", decimal(best.bits_per_byte) if best and best.bits_per_byte is not None else None, "held out"),
+        ("Training loss", decimal(ending.mean()) if len(ending) else None, "mean of the last 5% of steps"),
+        ("Steps", count(_last_step(metrics)), _epochs(steps)),
+        ("Target tokens", short(_last(steps["tokens"], 0)), count(_last(steps["tokens"], 0))),
+        ("Parameters", *_parameter_cell(run.parameters)),
+        ("Tokens per second", count(speed) if speed else None, _flops(steps)),
+        ("Time", duration(_seconds(metrics)), "training, over all resumes"),
+        ("Waiting for data", *_wait_cell(steps)),
+    ]
+    items = (
+        f'<div{" class=first" if n == 0 else ""}><dt>{name}</dt><dd><span class="value">{value or NOTHING}</span>'
+        f'<span class="detail">{escape(detail)}</span></dd></div>'
+        for n, (name, value, detail) in enumerate(cells)
+    )
+    return f'<dl class="numbers">{"".join(items)}</dl>'
+
+
+def _best(evaluations: Sequence[Evaluated]) -> Evaluated | None:
+    finite = [event for event in evaluations if np.isfinite(event.loss)]
+    return min(finite, key=lambda event: event.loss, default=None)
+
+
+def _best_detail(evaluations: Sequence[Evaluated]) -> str:
+    best = _best(evaluations)
+    if best is None:
+        return "no validation" if not evaluations else "never finite"
+    last = evaluations[-1]
+    if last.step == best.step:
+        return f"nats per token, at step {count(best.step)}"
+    return f"nats per token; best, at step {count(best.step)}; last {decimal(last.loss)}"
+
+
+def _epochs(steps: dict[str, np.ndarray]) -> str:
+    epochs = _last(steps["epoch"], np.nan)
+    return f"{decimal(epochs, 2)} epochs" if np.isfinite(epochs) else ""
+
+
+def _parameter_cell(parameters: Sequence[Parameter]) -> tuple[str | None, str]:
+    total = sum(row[2] for row in parameters)
+    return (short(total), count(total)) if parameters else (None, "not given")
+
+
+def _wait_cell(steps: dict[str, np.ndarray]) -> tuple[str | None, str]:
+    if len(steps["step"]) < 2:
+        return None, "share of the time"
+    # The first step's wait lies before the first reading of the clock.
+    spent = steps["seconds"][-1] - steps["seconds"][0]
+    stepped = steps["step"][-1] - steps["step"][0]
+    each = np.nanmean(steps["data_wait"][1:]) if np.isfinite(steps["data_wait"][1:]).any() else np.nan
+    share = each * stepped / spent if spent > 0 else np.nan
+    return (f"{share:.1%}" if np.isfinite(share) else None), "share of the time"
+
+
+def _flops(steps: dict[str, np.ndarray]) -> str:
+    flops = _typical(steps["flops_per_second"])
+    return f"{short(flops / 1e9)} GFLOP/s achieved" if flops else "median of the steps"
+
+
+# Charts
+
+
+def _loss_charts(metrics: Metrics) -> str:
+    curves = [*_raw_and_smooth(metrics, "loss", "train"), *_validation(metrics, "loss")]
+    figures = f'<div class="wide">{chart("Loss", "nats per token", curves, _skip_marks(metrics))}</div>'
+    if any(event.bits_per_byte is not None for event in metrics.evaluations):
+        figures += chart("Validation, bits per byte", "", _validation(metrics, "bits_per_byte"))
+    if metrics.evaluations:
+        figures += chart("Validation perplexity", "per token", _validation(metrics, "perplexity"))
+    note = '<p class="note">Here and below, the horizontal axis counts target tokens trained on.</p>'
+    return f'{note}<div class="charts">{figures}</div>'
+
+
+def _training_charts(metrics: Metrics) -> str:
+    steps = metrics.steps
+    rate = Curve("learning rate", steps["tokens"], steps["step"], steps["learning_rate"]).thinned()
+    gradient = _raw_and_smooth(metrics, "gradient_norm", "plain")
+    speed = _raw_and_smooth(metrics, "tokens_per_second", "plain")
+    wait = _raw_and_smooth(metrics, "data_wait", "plain", scale=1000)
+    figures = [
+        chart("Learning rate", "", [rate], from_zero=True),
+        chart("Gradient norm", "before clipping", gradient, _skip_marks(metrics)),
+        chart("Speed", "tokens per second", speed, from_zero=True),
+        chart("Waiting for data", "milliseconds per step", wait, from_zero=True),
+    ]
+    return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def _raw_and_smooth(metrics: Metrics, field: str, tone: Literal["train", "plain"], scale: float = 1.0) -> list[Curve]:
+    steps = metrics.steps
+    prefix = "train, " if tone == "train" else ""
+    raw = Curve(f"{prefix}each step", steps["tokens"], steps["step"], steps[field] * scale, tone, "faint")
+    smoothed = Curve(f"{prefix}smoothed", raw.tokens, raw.steps, smooth(raw.values), tone)
+    shown = thin(raw.values)
+    return [raw.at(shown), smoothed.at(shown)] if len(shown) > 1 else [raw.at(shown)]
+
+
+def _validation(metrics: Metrics, field: str) -> list[Curve]:
+    events = metrics.evaluations
+    values = np.array([np.nan if getattr(e, field) is None else getattr(e, field) for e in events], np.float64)
+    tokens, steps = (np.array([getattr(e, name) for e in events], np.int64) for name in ("tokens", "step"))
+    return [Curve("validation", tokens, steps, values, "validation", "points").thinned()]
+
+
+def _skip_marks(metrics: Metrics) -> list[Mark]:
+    steps = metrics.steps
+    (skipped,) = np.nonzero(steps["skipped"])
+    return [Mark(int(steps["tokens"][n]), f"update of step {steps['step'][n]:,} skipped") for n in skipped]
+
+
+# Samples
+
+
+def _samples(run: Run) -> str:
+    if not run.samples:
+        return '<p class="empty">None was written.</p>'
+    by_prompt: dict[str, list[Sampled]] = {}
+    for sample in run.samples:
+        by_prompt.setdefault(sample.prompt, []).append(sample)
+    losses = {event.step: event.loss for event in run.metrics.evaluations}
+    return "".join(_of_prompt(prompt, samples, losses) for prompt, samples in by_prompt.items())
+
+
+def _of_prompt(prompt: str, samples: Sequence[Sampled], losses: dict[int, float]) -> str:
+    evenly = np.linspace(0, len(samples) - 1, min(MOST_SAMPLES, len(samples))).round().astype(int)
+    shown = "".join(_sample(samples[n], losses) for n in evenly)
+    said = f"Prompt: “{safe(prompt)}”" if prompt else "Without a prompt, from the beginning of a document"
+    if len(evenly) < len(samples):
+        said += f" · {len(evenly)} of {count(len(samples))} samples; samples.jsonl has all"
+    return f'<div class="prompt"><p class="note" dir="auto">{said}</p>{shown}</div>'
+
+
+def _sample(sample: Sampled, losses: dict[int, float]) -> str:
+    loss = f"validation {decimal(losses[sample.step])}" if sample.step in losses else ""
+    prompt = f"<mark>{safe(sample.prompt)}</mark>" if sample.prompt else ""
+    return (
+        f'<div class="sample"><div class="when"><b>step {count(sample.step)}</b>{loss}</div>'
+        f'<div class="text" dir="auto">{prompt}{safe(sample.text)}</div></div>'
+    )
+
+
+# Helpers
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>"
+
+
+def _last(values: np.ndarray, otherwise: float) -> float:
+    return values[-1] if len(values) else otherwise
+
+
+def _last_step(metrics: Metrics) -> int:
+    return max([int(_last(metrics.steps["step"], 0)), *(event.step for event in metrics.finished)])
+
+
+def _seconds(metrics: Metrics) -> float:
+    times = [float(_last(metrics.steps["seconds"], 0.0))]
+    return max(times + [e.seconds for e in metrics.evaluations] + [e.seconds for e in metrics.finished])
+
+
+def _typical(values: np.ndarray) -> float:
+    """Return the median of the finite values after the first, which waits for the compiler; 0 for none."""
+    rest = values[1:] if len(values) > 1 else values
+    rest = rest[np.isfinite(rest)]
+    return float(np.median(rest)) if len(rest) else 0.0

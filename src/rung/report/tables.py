@@ -1,0 +1,160 @@
+"""The report's tables: parameters, config, events, device and versions."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rung import config as settings
+from rung.config import Config
+from rung.errors import RungError
+from rung.report.metrics import Metrics
+from rung.report.words import count, safe
+
+MOST_EVENTS = 60
+TIMES = " × "
+
+Parameter = tuple[str, tuple[int, ...], int, bool]  # path, shape, count, whether it decays
+
+
+def parameter_table(parameters: Sequence[Parameter]) -> str:
+    """Return each weight's shape, count and share as HTML."""
+    if not parameters:
+        return '<p class="empty">Not given.</p>'
+    total = sum(row[2] for row in parameters)
+    decayed = sum(row[2] for row in parameters if row[3])
+    head = "".join(f'<th class="number">{name}</th>' for name in ("Shape", "Arrays", "Parameters", "Share"))
+    return (
+        f'<p class="note">Weight decay acts on {count(decayed)} of {count(total)} parameters. '
+        "Weights of the same name and shape in several layers share a row.</p>"
+        f'<table class="weights"><thead><tr><th>Weight</th>{head}<th class="share-bar"></th><th>Decays</th></tr>'
+        f"</thead><tbody>{''.join(_parameter_row(*row, total) for row in grouped(parameters))}</tbody>"
+        f'<tfoot><tr><th>Total</th><td></td><td class="number">{count(len(parameters))}</td>'
+        f'<td class="number">{count(total)}</td><td class="number">100.0%</td><td class="share-bar"></td><td></td></tr>'
+        "</tfoot></table>"
+    )
+
+
+def grouped(parameters: Iterable[Parameter]) -> list[tuple[str, tuple[int, ...], int, int, bool]]:
+    """Return rows (path, shape, arrays, parameters, decays) with weights alike but for a number in the path as one.
+
+    The number in the path becomes its range, as in ``blocks.0-11.mlp.up``.
+    """
+    groups: dict[tuple, list[tuple[list[int], int]]] = {}
+    for path, shape, n, decays in parameters:
+        numbers = [int(digits) for digits in _INDEX.findall(path)]
+        groups.setdefault((_INDEX.sub("\0", path), tuple(shape), decays), []).append((numbers, n))
+    rows = []
+    for (path, shape, decays), members in groups.items():
+        for at in range(path.count("\0")):
+            low, high = (choose(numbers[at] for numbers, _ in members) for choose in (min, max))
+            path = path.replace("\0", str(low) if low == high else f"{low}-{high}", 1)
+        rows.append((path, shape, len(members), sum(n for _, n in members), decays))
+    return rows
+
+
+def config_table(config: Config) -> str:
+    """Return every setting with its value and unit as HTML, those that differ from the defaults marked."""
+    changed = settings.differences(config, Config())
+    sections: dict[str, str] = {}
+    for path, declared in settings.fields(Config):
+        section = path.rpartition(".")[0] or "run"
+        row = _setting_row(config, path, declared.metadata["setting"], changed)
+        sections[section] = sections.get(section, "") + row
+    tables = (
+        f"<section><h3>{section}</h3><table><tbody>{rows}</tbody></table></section>"
+        for section, rows in sections.items()
+    )
+    return (
+        '<p class="note">Marked: settings that differ from the defaults.</p>'
+        f'<div class="settings">{"".join(tables)}</div>'
+    )
+
+
+def event_table(metrics: Metrics) -> str:
+    """Return what happened beside plain steps as HTML: notes, skipped updates, ends, and how much was saved."""
+    happened = [(event.step, event.text) for event in metrics.notes]
+    happened += [(e.step, f"update skipped, {e.in_a_row} in a row: {e.reason}") for e in metrics.skipped]
+    happened += [(event.step, f"ended: {event.reason}") for event in metrics.finished]
+    happened.sort(key=lambda row: row[0])
+    said = []
+    if metrics.saved:
+        said.append(f"Checkpoints saved: {count(len(metrics.saved))}, last at step {count(metrics.saved[-1].step)}.")
+    if skipped := int(metrics.steps["skipped"].sum()):
+        said.append(f"Updates skipped: {count(skipped)} of {count(len(metrics.steps['step']))} logged.")
+    if len(happened) > MOST_EVENTS:
+        said.append(f"The last {MOST_EVENTS} of {count(len(happened))} events; metrics.jsonl has all.")
+    note = f'<p class="note">{" ".join(said) or "No checkpoint was saved, no update skipped."}</p>'
+    if not happened:
+        return note
+    rows = "".join(
+        f'<tr><td class="number">{count(step)}</td><td>{safe(text)}</td></tr>' for step, text in happened[-MOST_EVENTS:]
+    )
+    head = '<thead><tr><th class="number">Step</th><th>What happened</th></tr></thead>'
+    return f'{note}<table class="events">{head}<tbody>{rows}</tbody></table>'
+
+
+def environment_table(environment: Mapping[str, Any] | None) -> str:
+    """Return versions and device as HTML; nested names are joined by dots."""
+    if not environment:
+        return '<p class="empty">Not recorded.</p>'
+    rows = (f"<tr><th>{safe(k)}</th><td><code>{safe(v)}</code></td></tr>" for k, v in _flat(environment))
+    return f'<table class="about"><tbody>{"".join(rows)}</tbody></table>'
+
+
+_INDEX = re.compile(r"(?<![^./])\d+(?![^./])")  # a number that is a whole part of a path
+
+
+def _parameter_row(path: str, shape: Sequence[int], arrays: int, n: int, decays: bool, total: int) -> str:
+    share = n / total if total else 0.0
+    numbers = (TIMES.join(map(str, shape)) or "scalar", count(arrays), count(n), f"{share:.1%}")
+    cells = "".join(f'<td class="number">{number}</td>' for number in numbers)
+    bar = f'<td class="share-bar"><span class="bar" style="width:{100 * share:.1f}px"></span></td>'
+    return f"<tr><th><code>{safe(path)}</code></th>{cells}{bar}<td>{'yes' if decays else 'no'}</td></tr>"
+
+
+def _setting_row(config: Config, path: str, declared: settings.Setting, changed: Mapping[str, tuple[Any, Any]]) -> str:
+    value: Any = config
+    for part in path.split("."):
+        value = getattr(value, part)
+    differs, remark = path in changed, ""
+    if differs and _is_derived(config, path, value):
+        differs, remark = False, '<span class="default">derived</span>'
+    elif differs:
+        remark = f'<span class="default">default {_shown(changed[path][1])}</span>'
+    unit = f' <span class="unit">{declared.unit}</span>' if declared.unit else ""
+    return (
+        f'<tr{" class=changed" if differs else ""} title="{safe(declared.help)}"><th><code>{part}</code></th>'
+        f'<td><span class="value">{_shown(value)}</span>{unit}{remark}</td></tr>'
+    )
+
+
+def _is_derived(config: Config, path: str, value: Any) -> bool:
+    """Return whether ``value`` is what the other settings give where this one is left at its default of 0."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    with contextlib.suppress(RungError):
+        return not settings.differences(settings.resolve(settings.override(config, {path: 0})), config)
+    return False
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return count(value)
+    if isinstance(value, float):
+        return f"{value:,g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(one) for one in value) or "none"
+    return safe(value) if value else "“”"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, ", ".join(map(str, value)) if isinstance(value, list) else value

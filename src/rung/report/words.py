@@ -1,0 +1,72 @@
+"""How numbers, durations and odd characters are shown to people."""
+
+from __future__ import annotations
+
+import math
+import re
+from html import escape
+
+
+def count(number: float) -> str:
+    """Return a whole number with its thousands apart: 1,234,567."""
+    return f"{number:,.0f}"
+
+
+def short(number: float) -> str:
+    """Return a number to three digits with K, M, B or T: 1.23M."""
+    if not math.isfinite(number):
+        return str(number)
+    for size, letter in _SIZES:
+        # 999,999 is shown as 1M, not as 1000K: the limit is where three digits round up to the next letter.
+        if abs(number) >= size * 0.9995:
+            return _three_digits(number / size) + letter
+    return _three_digits(number)
+
+
+def decimal(number: float, places: int = 3) -> str:
+    """Return a measured number with fixed places, or in powers of ten where those would show nothing of it."""
+    if not math.isfinite(number):
+        return "not a number" if math.isnan(number) else str(number)
+    if number and not 10.0**-places <= abs(number) < 1e6:
+        return f"{number:.2e}"
+    return f"{number:,.{places}f}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them: 0.8 s, 3 min 12 s, 1 h 05 min, 2 d 03 h."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "?"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def visible(text: str) -> str:
+    r"""Return ``text`` with control characters (but newline and tab) and half surrogate pairs spelled, as in ``\x1b``.
+
+    A model may write any character; none of them may move the reader's cursor or end the page.
+    """
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def safe(value: object) -> str:
+    """Return a value as text that may stand anywhere in an HTML page: escaped, and ``visible``."""
+    return escape(visible(str(value)))
+
+
+_SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _three_digits(number: float) -> str:
+    text = f"{number:.3g}"
+    return f"{float(text):.0f}" if "e+" in text else text
