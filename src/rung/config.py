@@ -1,0 +1,476 @@
+"""Every setting of Rung, once: its name, type, default, unit, bounds and help. Nothing else holds a default.
+
+``Config`` is a tree of frozen dataclasses. A field is named by its path, ``model.d_model``; on the command line the
+same field is ``--model.d-model``. Where a setting can be derived from others its default is 0, which stands for
+"derive it"; ``resolve`` (for what the config alone determines) and the run (for what the data determine) fill it in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from rung.errors import RungError, nearest
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of one field beyond its type and default; kept in the dataclass field's metadata."""
+
+    help: str
+    unit: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False  # the bound itself is excluded
+    open_high: bool = False
+
+
+def setting(default: Any, help: str, **rest: Any) -> Any:
+    """Declare a config field: its default, its help text, and the keywords of ``Setting``."""
+    return field(default=default, metadata={"setting": Setting(help, **rest)})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text, how it is cut into documents and windows, and what is held out."""
+
+    encoding: str = setting("utf-8", "character encoding of the text files; a byte-order mark wins over it")
+    separator: str = setting("", "string that separates documents within a file; empty: one document a file")
+    validation: tuple[str, ...] = setting((), "files or folders held out for validation; empty: a part is held out")
+    validation_fraction: float = setting(
+        0.1, "part of the text held out, by document, or by position when there is one document", low=0, high=0.5
+    )
+    windows: Literal["contiguous", "random"] = setting(
+        "contiguous", "training windows: every target once per epoch in shuffled windows, or uniformly random offsets"
+    )
+    cross_documents: bool = setting(
+        False, "let a token see earlier documents in its window, as GPT-2 did; otherwise only its own"
+    )
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """How text becomes token ids."""
+
+    kind: Literal["bpe", "char", "byte"] = setting("bpe", "byte-level BPE, one token a character, or one a byte")
+    vocab_size: int = setting(4096, "vocabulary asked of BPE; fewer when the text has fewer merges", low=2)
+    min_frequency: int = setting(2, "times that a pair of tokens must occur to be merged", low=1)
+    byte_fallback: bool = setting(
+        True, "character tokenizer: spell characters outside its alphabet as bytes instead of refusing them"
+    )
+    file: str = setting("", "use this tokenizer: a tokenizer.json, or a folder with GPT-2's vocabulary and merges")
+    allow_lossy: bool = setting(False, "accept a tokenizer file that cannot give every text back")
+
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu", "relu_squared"]
+DropoutSite = Literal["embedding", "attention", "mlp", "residual"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The decoder: its size and which parts it is made of."""
+
+    vocab_size: int = setting(0, "rows of the embedding; 0: the tokenizer's vocabulary", low=0)
+    context_length: int = setting(256, "tokens that the model sees", unit="tokens", low=1)
+    n_positions: int = setting(0, "rows of a learned position table; 0: context_length", low=0)
+    n_layers: int = setting(4, "blocks", low=0)
+    n_heads: int = setting(4, "query heads", low=1)
+    n_kv_heads: int = setting(0, "key and value heads (grouped-query attention); 0: n_heads", low=0)
+    d_model: int = setting(256, "width of the residual stream", low=1)
+    d_head: int = setting(0, "width of one head; 0: d_model / n_heads", low=0)
+    d_ff: int = setting(0, "width of the MLP; 0: 4 x d_model", low=0)
+    activation: Activation = setting("gelu", "of the MLP; gelu is the exact form, gelu_tanh GPT-2's approximation")
+    norm: Literal["layernorm", "rmsnorm"] = setting("layernorm", "normalisation before each sub-layer and at the end")
+    norm_epsilon: float = setting(1e-5, "added to the variance", low=0, open_low=True)
+    norm_bias: bool = setting(True, "LayerNorm has a bias")
+    positions: Literal["learned", "rope", "none"] = setting("learned", "position information")
+    rope_base: float = setting(10_000.0, "longest wavelength of RoPE over 2 pi", unit="tokens", low=1, open_low=True)
+    qk_norm: bool = setting(False, "RMSNorm on each head's queries and keys")
+    qkv_bias: bool = setting(True, "bias on queries, keys and values")
+    attention_output_bias: bool = setting(True, "bias on the attention's output projection")
+    mlp_bias: bool = setting(True, "biases in the MLP")
+    tied: bool = setting(True, "the output layer is the embedding")
+    head_bias: bool = setting(False, "bias on the output layer")
+    dropout: float = setting(0.0, "dropout rate", low=0, high=1, open_high=True)
+    dropout_sites: tuple[DropoutSite, ...] = setting(
+        ("embedding", "attention", "residual"),
+        "where dropout acts: embedding, attention (weights), mlp (its hidden layer), residual (sub-layer outputs)",
+    )
+    init: Literal["gpt2", "fan_in"] = setting(
+        "gpt2", "normal(init_std) with residual projections over sqrt(2 n_layers), or variance 1/fan_in"
+    )
+    init_std: float = setting(0.02, "standard deviation of the gpt2 initialisation", low=0, open_low=True)
+    compute_dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "of activations and matrix products; weights, norms, softmax and loss stay float32"
+    )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The optimisation: how long, how fast, in what batches."""
+
+    seed: int = setting(42, "of initialisation, shuffling and dropout", low=0, high=2**32 - 1)
+    batch_size: int = setting(32, "sequences per step, over all devices", unit="sequences", low=1)
+    micro_batch_size: int = setting(
+        0, "sequences whose gradient is computed at once; 0: the whole batch", unit="sequences", low=0
+    )
+    steps: int = setting(0, "optimizer steps; 0: from tokens or epochs", unit="steps", low=0)
+    tokens: int = setting(0, "length of the run in target tokens, rounded up to steps", unit="tokens", low=0)
+    epochs: float = setting(0.0, "length of the run in passes over the training text", unit="epochs", low=0)
+    optimizer: Literal["adamw", "muon"] = setting(
+        "adamw", "AdamW for all weights, or Muon for the hidden matrices and AdamW for the rest"
+    )
+    learning_rate: float = setting(1e-3, "peak learning rate (AdamW)", low=0)
+    muon_learning_rate: float = setting(0.02, "peak learning rate of the matrices under Muon", low=0)
+    final_learning_rate_ratio: float = setting(0.1, "learning rate at the last step over its peak", low=0, high=1)
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = setting(
+        "cosine", "after warm-up; wsd is warm-up, stable, linear decay"
+    )
+    warmup_steps: int = setting(0, "linear warm-up", unit="steps", low=0)
+    warmup_tokens: int = setting(0, "linear warm-up, in target tokens; instead of warmup_steps", unit="tokens", low=0)
+    decay_steps: int = setting(0, "wsd: length of the decay; 0: a fifth of the run", unit="steps", low=0)
+    decay_tokens: int = setting(0, "wsd: length of the decay; instead of decay_steps", unit="tokens", low=0)
+    beta1: float = setting(0.9, "AdamW: decay of the mean of gradients", low=0, high=1, open_high=True)
+    beta2: float = setting(0.95, "AdamW: decay of the mean of squares", low=0, high=1, open_high=True)
+    epsilon: float = setting(1e-8, "AdamW: added to the root of the mean square", low=0, open_low=True)
+    weight_decay: float = setting(0.1, "decoupled, on matrices only, times the learning rate", low=0)
+    clip_norm: float = setting(1.0, "largest global norm of the gradient; 0: no clipping", low=0)
+    max_skipped: int = setting(10, "stop after this many non-finite updates in a row", unit="steps", low=1)
+    log_every_steps: int = setting(1, "steps between lines of metrics.jsonl", unit="steps", low=1)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Validation during training: always the whole validation split, in the same fixed batches."""
+
+    every_steps: int = setting(
+        0, "steps between validations; 0: ten in the run; at the end always", unit="steps", low=0
+    )
+    batch_size: int = setting(0, "sequences at once; 0: train.batch_size", unit="sequences", low=0)
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Text generated from fixed prompts during training."""
+
+    every_steps: int = setting(0, "steps between samples; 0: with every validation", unit="steps", low=0)
+    prompts: tuple[str, ...] = setting(("",), "what to continue; the empty prompt begins a document")
+    max_tokens: int = setting(100, "length of a sample", unit="tokens", low=0)
+    temperature: float = setting(0.8, "0 takes the most probable token", low=0)
+    top_k: int = setting(0, "draw among the k most probable tokens; 0: among all", low=0)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Saving for a later resume."""
+
+    every_steps: int = setting(0, "steps between checkpoints; 0: with every validation", unit="steps", low=0)
+    keep: int = setting(2, "newest checkpoints to keep; the best by validation is kept besides", low=1)
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices by named axis."""
+
+    data: int = setting(1, "devices that the batch is split over", unit="devices", low=1)
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """How tokens are drawn when text is generated."""
+
+    max_tokens: int = setting(200, "most tokens to generate", unit="tokens", low=0)
+    temperature: float = setting(0.8, "divides the logits; 0 takes the most probable token", low=0)
+    top_k: int = setting(0, "draw among the k most probable tokens; 0: among all", low=0)
+    top_p: float = setting(
+        1.0, "draw among the fewest tokens with this probability together", low=0, high=1, open_low=True
+    )
+    min_p: float = setting(0.0, "draw among tokens at least this probable, relative to the best", low=0, high=1)
+    repetition_penalty: float = setting(
+        1.0, "divides positive and multiplies negative logits of tokens already seen; 1: off", low=0, open_low=True
+    )
+    seed: int = setting(0, "of the draw", low=0, high=2**32 - 1)
+    samples: int = setting(1, "continuations of the prompt", low=1)
+    stop: tuple[str, ...] = setting((), "end at the first of these strings, which is not printed")
+    ignore_end: bool = setting(False, "go on past the end of the text")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole training run."""
+
+    name: str = setting("", "of the run; empty: from the preset or the source")
+    data: DataConfig = DataConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    sample: SampleConfig = SampleConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    mesh: MeshConfig = MeshConfig()
+
+
+# Presets and files
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that ship with Rung."""
+    return sorted(
+        p.name.removesuffix(".toml") for p in resources.files("rung.presets").iterdir() if p.name.endswith(".toml")
+    )
+
+
+def preset(name: str) -> Config:
+    """Return a preset by name.
+
+    Raises:
+        RungError: there is no such preset; the hint names the nearest.
+    """
+    if name not in preset_names():
+        raise RungError(f"unknown preset {name!r}", nearest(name, preset_names()))
+    text = (resources.files("rung.presets") / f"{name}.toml").read_text(encoding="utf-8")
+    return from_dict(tomllib.loads(text), where=f"preset {name}")
+
+
+def load(path: str | Path) -> Config:
+    """Read a config from a TOML file; fields not named in it keep their defaults.
+
+    Raises:
+        RungError: the file is missing, not TOML, or has an unknown or ill-typed field.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return from_dict(tomllib.loads(text), where=str(path))
+    except FileNotFoundError:
+        raise RungError(
+            f"no config file {path}", f"name a TOML file, or a preset: {', '.join(preset_names())}"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RungError(f"{path} is not TOML: {error}", "see docs/formats.md for the shape of a config file") from None
+
+
+def from_dict(values: Mapping[str, Any], base: Config | None = None, where: str = "config") -> Config:
+    """Return ``base`` (default: all defaults) with the nested ``values`` put in.
+
+    Raises:
+        RungError: an unknown field (the hint names the nearest), or a value of another type.
+    """
+    changes = {path: value for path, value in _leaves(values)}
+    return override(base or Config(), changes, where)
+
+
+def override(config: Config, changes: Mapping[str, Any], where: str = "config") -> Config:
+    """Return ``config`` with fields changed by path, as ``{"model.d_model": 256}``.
+
+    Raises:
+        RungError: an unknown field, a value of another type, or a value out of its bounds.
+    """
+    known = dict(fields(Config))
+    for path, value in changes.items():
+        if path not in known:
+            raise RungError(f"{where}: unknown setting {path!r}", nearest(path, known))
+        config = _replaced(config, path.split("."), _checked(path, known[path], value, where))
+    return config
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return the config as nested dicts of plain values, ready for TOML or JSON."""
+    return {
+        f.name: to_dict(value)
+        if dataclasses.is_dataclass(value)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for f in dataclasses.fields(config)
+        for value in [getattr(config, f.name)]
+    }
+
+
+def to_toml(config: Config) -> str:
+    """Return the config as TOML text that ``load`` reads back to an equal config."""
+    import tomli_w
+
+    return tomli_w.dumps(to_dict(config))
+
+
+def fields(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
+    """Yield ``(path, field)`` of each setting in a config class, sub-configs included, in order."""
+    for f in dataclasses.fields(cls):
+        if isinstance(f.default, tuple) or not dataclasses.is_dataclass(f.default):
+            yield prefix + f.name, f
+        else:
+            yield from fields(type(f.default), f"{prefix}{f.name}.")
+
+
+def field_type(cls: type, path: str) -> Any:
+    """Return the resolved type of the setting at ``path`` within ``cls``."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        cls = typing.get_type_hints(cls)[parent]
+    return typing.get_type_hints(cls)[name]
+
+
+def differences(one: Config, two: Config) -> dict[str, tuple[Any, Any]]:
+    """Return ``{path: (value in one, value in two)}`` for each setting that differs."""
+    first, second = dict(_leaves(to_dict(one))), dict(_leaves(to_dict(two)))
+    return {path: (first[path], second[path]) for path in first if first[path] != second[path]}
+
+
+# Resolution and contradictions
+
+
+def resolve(config: Config) -> Config:
+    """Return the config with every derivable 0 of the model filled in, after finding contradictions.
+
+    Raises:
+        RungError: two settings contradict each other; the line names both and their values.
+    """
+    model = config.model
+    if model.n_layers and not model.d_head and model.d_model % model.n_heads:
+        raise RungError(
+            f"model.d_model {model.d_model} is not divisible by model.n_heads {model.n_heads}",
+            f"take d_model {_round_up(model.d_model, model.n_heads)}, or set model.d_head",
+        )
+    d_head = model.d_head or model.d_model // model.n_heads
+    n_kv_heads = model.n_kv_heads or model.n_heads
+    if model.n_heads % n_kv_heads:
+        raise RungError(
+            f"model.n_heads {model.n_heads} is not divisible by model.n_kv_heads {n_kv_heads}",
+            "each key head serves the same number of query heads",
+        )
+    if model.positions == "rope" and d_head % 2:
+        raise RungError(f"model.d_head {d_head} is odd, and RoPE turns pairs of dimensions", "take an even head width")
+    n_positions = model.n_positions or model.context_length
+    if model.positions == "learned" and model.context_length > n_positions:
+        raise RungError(
+            f"model.context_length {model.context_length} is over model.n_positions {n_positions}",
+            "shorten the context, or enlarge the position table",
+        )
+    _check_training(config)
+    resolved = {
+        "model.d_head": d_head,
+        "model.n_kv_heads": n_kv_heads,
+        "model.n_positions": n_positions,
+        "model.d_ff": model.d_ff or 4 * model.d_model,
+        "train.micro_batch_size": config.train.micro_batch_size or config.train.batch_size,
+        "evaluate.batch_size": config.evaluate.batch_size or config.train.batch_size,
+    }
+    return override(config, resolved)
+
+
+def _check_training(config: Config) -> None:
+    train = config.train
+    lengths = [name for name in ("steps", "tokens", "epochs") if getattr(train, name)]
+    if len(lengths) > 1:
+        named = " and ".join(f"train.{name} {getattr(train, name)}" for name in lengths)
+        raise RungError(
+            f"the length of the run is given more than once: {named}", "keep one of them; set the others to 0"
+        )
+    for name in ("warmup", "decay"):
+        if getattr(train, f"{name}_steps") and getattr(train, f"{name}_tokens"):
+            raise RungError(f"both train.{name}_steps and train.{name}_tokens are given", "keep one of them")
+    if train.steps and train.warmup_steps > train.steps:
+        raise RungError(
+            f"train.warmup_steps {train.warmup_steps} is over train.steps {train.steps}",
+            "the rate would never reach its peak: shorten the warm-up",
+        )
+    if train.steps and train.schedule == "wsd" and train.warmup_steps + train.decay_steps > train.steps:
+        raise RungError(
+            f"train.warmup_steps {train.warmup_steps} + train.decay_steps {train.decay_steps} is over train.steps {train.steps}",
+            "shorten the warm-up or the decay",
+        )
+    micro = train.micro_batch_size or train.batch_size
+    if train.batch_size % micro:
+        raise RungError(
+            f"train.batch_size {train.batch_size} is not divisible by train.micro_batch_size {micro}",
+            "every micro-batch has the same number of sequences",
+        )
+    if micro % config.mesh.data:
+        raise RungError(
+            f"micro-batches of {micro} sequences do not split over mesh data={config.mesh.data}",
+            "take a micro-batch that is a multiple of the devices",
+        )
+
+
+# Helpers
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _replaced(node: Any, path: list[str], value: Any) -> Any:
+    if len(path) > 1:
+        value = _replaced(getattr(node, path[0]), path[1:], value)
+    return dataclasses.replace(node, **{path[0]: value})
+
+
+def _checked(path: str, declared: dataclasses.Field, value: Any, where: str) -> Any:
+    """Return ``value`` in the field's own type, or raise a RungError that says what was expected."""
+    kind = field_type(Config, path)
+    value = check_value(path, kind, value, where)
+    bounds: Setting = declared.metadata["setting"]
+    check_bounds(path, bounds, value, where)
+    return value
+
+
+def check_value(path: str, kind: Any, value: Any, where: str) -> Any:
+    """Return ``value`` converted to ``kind`` (a config field's type) where nothing is lost by it.
+
+    Raises:
+        RungError: the value is of another type, or not among the choices.
+    """
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise RungError(
+                f"{where}: {path} is {value!r}",
+                nearest(str(value), choices) if isinstance(value, str) else f"one of {choices}",
+            )
+        return value
+    if origin is tuple:
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list | tuple):
+            raise RungError(f"{where}: {path} is {value!r}, not a list", f"write {path.split('.')[-1]} = [...]")
+        return tuple(check_value(path, typing.get_args(kind)[0], one, where) for one in values)
+    assert not isinstance(kind, types.UnionType), f"{path}: a config field has one type"
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise RungError(f"{where}: {path} is {value!r}, not {_type_names[kind]}", f"give {path} {_type_names[kind]}")
+    return value
+
+
+_type_names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def check_bounds(path: str, bounds: Setting, value: Any, where: str) -> None:
+    """Raise a RungError when a number is outside the setting's bounds, or not a number at all."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    low_ok = value > bounds.low if bounds.open_low else value >= bounds.low
+    high_ok = value < bounds.high if bounds.open_high else value <= bounds.high
+    if not (low_ok and high_ok) or not math.isfinite(value):
+        limits = []
+        if bounds.low > -math.inf:
+            limits.append(f"{'over' if bounds.open_low else 'at least'} {bounds.low:g}")
+        if bounds.high < math.inf:
+            limits.append(f"{'below' if bounds.open_high else 'at most'} {bounds.high:g}")
+        raise RungError(f"{where}: {path} is {value}", f"it must be {' and '.join(limits) or 'finite'}")

@@ -1,0 +1,1 @@
+"""Evaluation: what a model has learned, in numbers that compare."""

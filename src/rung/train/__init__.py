@@ -1,0 +1,1 @@
+"""Training: the optimizer, the schedule, the step, the loop, and checkpoints."""

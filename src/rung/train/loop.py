@@ -1,0 +1,279 @@
+"""The training loop: feeds the step, keeps the device ahead of Python, and says what happens in events.
+
+It knows no listeners. Who wants to hear of a step, a validation or a save is handed in as ``emit``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rung.errors import RungError
+from rung.evaluate.held_out import HeldOut
+from rung.train import events
+from rung.train.checkpoint import Checkpoints, Progress
+from rung.train.step import Batch, State
+
+_BATCHES_AHEAD = 2
+
+
+class Diverged(RungError):
+    """The gradient was not finite too many times in a row."""
+
+    status = 1
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Steps between the loop's other work; 0 for never."""
+
+    log: int = 1
+    evaluate: int = 0
+    sample: int = 0
+    save: int = 0
+
+
+@dataclass
+class Loop:
+    """A training run, ready to go: everything that the loop calls.
+
+    Attributes:
+        step: ``(state, batch) -> (state, metrics)`` of ``rung.train.step.make_step``.
+        batch: from the number of a step to its batch, on the devices.
+        steps: the step to end at.
+        learning_rate: peak, for the log.
+        flops_per_token: of training, for the log.
+        intervals: when to evaluate, sample and save. At the end it does each once more, where it is done at all.
+        emit: called with every event.
+        evaluate: held-out loss of weights; ``None``: no validation.
+        sample: ``weights -> [(prompt, text)]``; ``None``: no samples.
+        write_weights: called with (weights, progress) when the best has moved, and at the end of a run without validation.
+        checkpoints: where to save; ``None``: nowhere.
+        max_skipped: non-finite updates in a row that end the run.
+        should_stop: asked after every step; a reason ends the run early, after a save.
+        steps_per_epoch: for the log.
+        profile: steps to trace with the profiler, first and last, and where to write the trace.
+        on_divergence: called with the step whose update was the last of too many skipped.
+    """
+
+    step: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
+    batch: Callable[[int], Batch]
+    steps: int
+    learning_rate: float
+    flops_per_token: float
+    intervals: Intervals
+    emit: Callable[[Any], None]
+    evaluate: Callable[[Any], HeldOut] | None = None
+    sample: Callable[[Any], list[tuple[str, str]]] | None = None
+    write_weights: Callable[[Any, Progress], None] | None = None
+    checkpoints: Checkpoints | None = None
+    max_skipped: int = 10
+    should_stop: Callable[[], str | None] = lambda: None
+    steps_per_epoch: float = 0.0
+    profile: tuple[int, int, Path] | None = None
+    on_divergence: Callable[[int], None] = lambda step: None
+
+    def run(self, state: State, progress: Progress) -> tuple[State, Progress, HeldOut | None]:
+        """Train from ``progress.step`` to ``steps``; returns the state, what was reached, and the last validation.
+
+        Raises:
+            Diverged: too many non-finite updates in a row. The last checkpoint stays.
+        """
+        self._progress = progress
+        self._last_evaluation: HeldOut | None = None
+        self._reason = "done"
+        with _Prefetch(self.batch, range(progress.step, self.steps)) as batches:
+            state = self._steps(state, batches)
+        if self._progress.step == self.steps:
+            self._finish(state)
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        done = self._progress
+        self.emit(events.Finished(done.step, done.tokens, done.seconds, self._reason))
+        return state, done, self._last_evaluation
+
+    def _steps(self, state: State, batches: Iterator[tuple[Batch, float]]) -> State:
+        pending: tuple[int, dict[str, jax.Array], float] | None = None
+        self._clock = time.perf_counter()
+        for number in range(self._progress.step, self.steps):
+            self._profile(number, state)
+            batch, waited = next(batches)
+            state, metrics = self.step(state, batch)
+            # The device computes this step while Python reads the metrics of the one before it.
+            if pending is not None:
+                self._stepped(*pending)
+            pending = (number, metrics, waited)
+            done = number + 1
+            stop = self.should_stop()
+            if stop is not None or self._due(done) or done == self.steps:
+                self._stepped(*pending)
+                pending = None
+                if stop is not None and done < self.steps:
+                    self._reason = stop
+                    self._save(state)
+                    break
+                if done < self.steps:
+                    self._between(state, done)
+        self._profile(self.steps, state)
+        return state
+
+    def _due(self, done: int) -> bool:
+        i = self.intervals
+        return any(interval and done % interval == 0 for interval in (i.evaluate, i.sample, i.save))
+
+    def _between(self, state: State, done: int) -> None:
+        """Do what is due after a step; its time is not training time."""
+        i = self.intervals
+        if i.evaluate and done % i.evaluate == 0:
+            self._evaluate(state)
+        if i.sample and done % i.sample == 0:
+            self._sample(state)
+        if i.save and done % i.save == 0:
+            self._save(state)
+        self._clock = time.perf_counter()
+
+    def _finish(self, state: State) -> None:
+        self._evaluate(state)
+        self._sample(state)
+        if self.evaluate is None and self.write_weights is not None:
+            self.write_weights(state["weights"], self._progress)
+        self._save(state)
+
+    def _stepped(self, number: int, metrics: dict[str, jax.Array], waited: float) -> None:
+        """Read the metrics of a step, count it, and tell of it."""
+        values = {name: value.item() for name, value in jax.device_get(metrics).items()}
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        targets, done = values["targets"], number + 1
+        self._progress = dataclasses.replace(
+            self._progress,
+            step=done,
+            tokens=self._progress.tokens + targets,
+            seconds=self._progress.seconds + seconds,
+        )
+        rate = targets / seconds if seconds > 0 else 0.0
+        if done % self.intervals.log == 0 or values["skipped"] or done == self.steps:
+            self.emit(
+                events.StepDone(
+                    step=done,
+                    tokens=self._progress.tokens,
+                    loss=values["loss_sum"] / max(1, targets),
+                    learning_rate=values["rate_factor"] * self.learning_rate,
+                    gradient_norm=values["gradient_norm"],
+                    tokens_per_second=rate,
+                    flops_per_second=rate * self.flops_per_token,
+                    data_wait=waited,
+                    seconds=self._progress.seconds,
+                    skipped=values["skipped"],
+                    epoch=done / self.steps_per_epoch if self.steps_per_epoch else 0.0,
+                )
+            )
+        if values["skipped"]:
+            self._skipped(done, values)
+
+    def _skipped(self, done: int, values: dict[str, Any]) -> None:
+        in_a_row = values["skipped_in_a_row"]
+        self.emit(events.Skipped(done, in_a_row, "the loss or its gradient is not finite"))
+        if in_a_row >= self.max_skipped:
+            self.on_divergence(done - 1)
+            if self.checkpoints is not None:
+                self.checkpoints.wait()
+            raise Diverged(
+                f"{in_a_row} updates in a row were not finite, the last at step {done}; weights are those before them",
+                "lower train.learning_rate, or lengthen the warm-up; train.max_skipped sets the number",
+            )
+
+    def _evaluate(self, state: State) -> None:
+        if self.evaluate is None:
+            return
+        result = self.evaluate(state["weights"])
+        self._last_evaluation = result
+        done = self._progress
+        is_best = done.best_loss is None or result.loss < done.best_loss
+        if is_best:
+            self._progress = dataclasses.replace(done, best_step=done.step, best_loss=result.loss)
+            if self.write_weights is not None:
+                self.write_weights(state["weights"], self._progress)
+        self.emit(
+            events.Evaluated(
+                step=done.step,
+                tokens=done.tokens,
+                loss=result.loss,
+                perplexity=result.perplexity,
+                bits_per_byte=result.bits_per_byte,
+                targets=result.targets,
+                seconds=done.seconds,
+                is_best=is_best,
+            )
+        )
+
+    def _sample(self, state: State) -> None:
+        if self.sample is not None:
+            for prompt, text in self.sample(state["weights"]):
+                self.emit(events.Sampled(self._progress.step, prompt, text))
+
+    def _save(self, state: State) -> None:
+        if self.checkpoints is not None:
+            path = self.checkpoints.save(state, self._progress)
+            self.emit(events.Saved(self._progress.step, str(path)))
+
+    def _profile(self, number: int, state: State) -> None:
+        """Start the profiler before the first step of its range and stop it after the last."""
+        if self.profile is None:
+            return
+        first, last, folder = self.profile
+        if number == first:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(str(folder))
+        elif number == last + 1 or (number == self.steps and first < number):
+            jax.block_until_ready(state)
+            jax.profiler.stop_trace()
+            self.profile = None
+            self.emit(events.Note(number, f"profile of steps {first} to {number - 1} written to {folder}"))
+
+
+class _Prefetch:
+    """Batches made by a thread, a few ahead of the loop; iterating gives (batch, seconds waited for it)."""
+
+    def __init__(self, batch: Callable[[int], Batch], steps: range):
+        self._batch, self._steps = batch, steps
+        self._ready: queue.Queue[Any] = queue.Queue(_BATCHES_AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._fill, daemon=True)
+
+    def __enter__(self) -> Iterator[tuple[Batch, float]]:
+        self._thread.start()
+        return self._take()
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.01)
+            except queue.Empty:
+                pass
+
+    def _fill(self) -> None:
+        try:
+            for step in self._steps:
+                if self._closed.is_set():
+                    return
+                self._ready.put(self._batch(step))
+        except BaseException as error:
+            self._ready.put(error)
+
+    def _take(self) -> Iterator[tuple[Batch, float]]:
+        for _ in self._steps:
+            begun = time.perf_counter()
+            item = self._ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item, time.perf_counter() - begun

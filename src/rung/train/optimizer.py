@@ -1,0 +1,102 @@
+"""The optimizer: which weights each update rule owns, and the rules, which are optax's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+
+from rung.config import TrainConfig
+from rung.model.weights import Tree, Weight, WeightTable, flatten, unflatten
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights that share an update rule: their paths, the rule without its learning rate, and the peak rate."""
+
+    paths: tuple[str, ...]
+    rule: optax.GradientTransformation
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Groups of weights by name; every weight of the table is in exactly one."""
+
+    groups: dict[str, Group]
+
+    def init(self, weights: Tree) -> dict[str, Any]:
+        """Return the state before the first update: per group, the state of its rule."""
+        flat = flatten(weights)
+        return {name: group.rule.init(_of(group, flat)) for name, group in self.groups.items()}
+
+    def update(
+        self, gradients: Tree, state: dict[str, Any], weights: Tree, rate_factor: jax.Array
+    ) -> tuple[Tree, dict[str, Any]]:
+        """Return ``(weights, state)`` after one update at ``rate_factor`` times each group's peak learning rate."""
+        flat_gradients, flat = flatten(gradients), flatten(weights)
+        new_state = {}
+        for name, group in self.groups.items():
+            old = _of(group, flat)
+            updates, new_state[name] = group.rule.update(_of(group, flat_gradients), state[name], old)
+            rate = rate_factor * group.learning_rate
+            flat.update({path: old[path] - rate * updates[path] for path in group.paths})
+        return unflatten(flat), new_state
+
+
+def make_optimizer(table: WeightTable, config: TrainConfig) -> Optimizer:
+    """Return the optimizer that ``config`` names, for the weights of ``table``.
+
+    AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101. Muon: Jordan et al. 2024, for the hidden matrices, scaled by
+    sqrt(max(1, outputs / inputs)); embeddings, the output layer, norms and biases stay with AdamW. Weight decay acts on the
+    weights whose table entry says so.
+    """
+    hidden = [weight for weight in table if weight.hidden and config.optimizer == "muon"]
+    rest = [weight for weight in table if weight not in hidden]
+    groups = {"adamw": Group(_paths(rest), _adamw(rest, config), config.learning_rate)}
+    if hidden:
+        groups["muon"] = Group(_paths(hidden), _muon(hidden, config), config.muon_learning_rate)
+    return Optimizer(groups)
+
+
+def _adamw(weights: list[Weight], config: TrainConfig) -> optax.GradientTransformation:
+    return optax.chain(
+        optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
+        _decay(weights, config),
+    )
+
+
+def _muon(weights: list[Weight], config: TrainConfig) -> optax.GradientTransformation:
+    dimensions = {
+        weight.path: optax.contrib.MuonDimensionNumbers(
+            reduction_axis=tuple(range(len(weight.shape) - weight.n_inputs, len(weight.shape))),
+            output_axis=tuple(range(len(weight.shape) - weight.n_inputs)),
+        )
+        for weight in weights
+    }
+    return optax.chain(
+        optax.contrib.scale_by_muon(weight_dimension_numbers=dimensions),
+        optax.contrib.scale_by_shape(dimensions),
+        _decay(weights, config),
+    )
+
+
+def _decay(weights: list[Weight], config: TrainConfig) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(config.weight_decay, {weight.path: weight.decay for weight in weights})
+
+
+def _paths(weights: list[Weight]) -> tuple[str, ...]:
+    return tuple(weight.path for weight in weights)
+
+
+def _of(group: Group, flat: dict[str, Any]) -> dict[str, Any]:
+    return {path: flat[path] for path in group.paths}
+
+
+def global_norm(tree: Tree) -> jax.Array:
+    """Return the Euclidean norm of all leaves together, in float32."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)))

@@ -1,0 +1,137 @@
+"""The training step: a pure function of (state, batch), where the batch is a pure function of the step's number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from rung.config import TrainConfig
+from rung.mesh import batch_sharding, replicated
+from rung.model.weights import Tree, WeightTable, initialize
+from rung.train.optimizer import Optimizer, global_norm
+
+State = dict[str, Any]
+"""``weights``; ``optimizer``: its state; ``step``: int32, steps done; ``skipped_in_a_row``: int32."""
+
+Batch = dict[str, jax.Array]
+"""Arrays [B, ...] of which each row is one example."""
+
+_DATA_KEY = 1  # folded into the seed for the keys of rows, which initialisation (keys by path) never uses
+
+
+class Model(Protocol):
+    """What the harness asks of a model. ``rung.model.Decoder`` is one, and so is a Flax module in its adapter."""
+
+    def weights(self) -> WeightTable:
+        """Return the table of weights."""
+        ...
+
+    def loss(
+        self, weights: Tree, batch: Batch, keys_B: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        """Return ``(sum of losses in nats, number of targets, further sums by name)``."""
+        ...
+
+
+def initial_state(model: Model, optimizer: Optimizer, seed: int, mesh: jax.sharding.Mesh) -> State:
+    """Return the state before the first step, its arrays on the devices of ``mesh``."""
+
+    def make() -> State:
+        weights = initialize(model.weights(), seed)
+        return {
+            "weights": weights,
+            "optimizer": optimizer.init(weights),
+            "step": jnp.int32(0),
+            "skipped_in_a_row": jnp.int32(0),
+        }
+
+    return jax.jit(make, out_shardings=replicated(mesh))()
+
+
+def make_step(
+    model: Model,
+    optimizer: Optimizer,
+    rate_factor: Callable[[jax.Array], jax.Array],
+    config: TrainConfig,
+    mesh: jax.sharding.Mesh,
+) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
+    """Return the compiled ``step(state, batch) -> (state, metrics)``; it takes over the memory of ``state``.
+
+    The gradient is that of the sum of all losses over the number of all targets, however the batch is cut into
+    micro-batches and over devices. It is clipped by its global norm after accumulation. Where the loss or the norm is not
+    finite, weights and optimizer stay as they were; the step counts all the same.
+
+    Metrics, all scalars: ``loss_sum``, ``targets``, ``gradient_norm`` (before clipping), ``rate_factor``, ``skipped``
+    (bool), ``skipped_in_a_row``.
+    """
+    n_micro = config.batch_size // (config.micro_batch_size or config.batch_size)
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        keys_B = row_keys(config.seed, state["step"], config.batch_size)
+        (loss_sum, targets), gradients = _accumulate(model, state["weights"], batch, keys_B, n_micro)
+        mean = 1 / jnp.maximum(targets, 1).astype(jnp.float32)
+        norm = global_norm(gradients) * mean
+        scale = mean * (jnp.minimum(1.0, config.clip_norm / jnp.maximum(norm, 1e-30)) if config.clip_norm else 1.0)
+        gradients = jax.tree.map(lambda g: g * scale, gradients)
+        factor = rate_factor(state["step"])
+        new = optimizer.update(gradients, state["optimizer"], state["weights"], factor)
+
+        good = jnp.isfinite(norm) & jnp.isfinite(loss_sum)
+        old = (state["weights"], state["optimizer"])
+        weights, optimizer_state = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
+        skipped_in_a_row = jnp.where(good, 0, state["skipped_in_a_row"] + 1)
+        metrics = {
+            "loss_sum": loss_sum,
+            "targets": targets,
+            "gradient_norm": norm,
+            "rate_factor": factor,
+            "skipped": ~good,
+            "skipped_in_a_row": skipped_in_a_row,
+        }
+        state = {
+            "weights": weights,
+            "optimizer": optimizer_state,
+            "step": state["step"] + 1,
+            "skipped_in_a_row": skipped_in_a_row,
+        }
+        return state, metrics
+
+    return jax.jit(step, donate_argnums=0, out_shardings=replicated(mesh))
+
+
+def row_keys(seed: int, step: jax.Array | int, batch_size: int) -> jax.Array:
+    """Return a PRNG key [B] for each row of the global batch of a step, a function of (seed, step, row) alone."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _DATA_KEY), step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(batch_size))
+
+
+def place(batch: dict[str, Any], mesh: jax.sharding.Mesh) -> Batch:
+    """Return a host batch on the devices, its rows split over the data axis."""
+    return jax.device_put(batch, batch_sharding(mesh))
+
+
+def _accumulate(model: Model, weights: Tree, batch: Batch, keys_B: jax.Array, n_micro: int) -> tuple[Any, Tree]:
+    """Return ``((loss sum, target count), gradient of the loss sum)`` over the batch, one micro-batch at a time."""
+
+    def sums(weights: Tree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss_sum, targets, _ = model.loss(weights, batch, keys)
+        return loss_sum, targets
+
+    gradient = jax.value_and_grad(sums, has_aux=True)
+    if n_micro == 1:
+        return gradient(weights, batch, keys_B)
+
+    def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient(weights, *part)), None
+
+    zero = ((jnp.float32(0), jnp.int32(0)), jax.tree.map(jnp.zeros_like, weights))
+    parts = jax.tree.map(lambda x: _strided(x, n_micro), (batch, keys_B))
+    return jax.lax.scan(add, zero, parts)[0]
+
+
+def _strided(x_B: jax.Array, n_micro: int) -> jax.Array:
+    """Return [micro, B / micro, ...] with every micro-th row in a micro-batch, so that each device keeps its own rows."""
+    return jnp.swapaxes(x_B.reshape(x_B.shape[0] // n_micro, n_micro, *x_B.shape[1:]), 0, 1)
