@@ -1,4 +1,4 @@
-"""What all tests share: the devices they see, the compilation cache, hypothesis' profile, and the data beside the project."""
+"""What all tests share: devices, the compilation cache, the profile of hypothesis, the data beside the project."""
 
 from __future__ import annotations
 
