@@ -142,7 +142,7 @@ def to_line(event: Event) -> bytes:
 
     JSON has no NaN and no infinity: such a value is ``null``, and ``not_finite`` says which it was, by field.
     """
-    record: dict[str, Any] = {"event": EVENT_NAMES[type(event)], **dataclasses.asdict(event)}
+    record: dict[str, Any] = {"event": EVENT_NAMES[type(event)], **vars(event)}
     odd = {name: value for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
     if odd:
         record |= dict.fromkeys(odd)

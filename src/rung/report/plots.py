@@ -32,7 +32,8 @@ def loss_curves(metrics: Metrics, path: str | Path) -> None:
     shown = thin(loss)
     if len(shown):
         axes.plot(tokens[shown], loss[shown], color=TRAIN, alpha=0.28, linewidth=0.8, label="train, each step")
-        axes.plot(tokens[shown], smooth(loss)[shown], color=TRAIN, linewidth=1.8, label="train, smoothed")
+        dot = "o" if len(shown) == 1 else None  # a line through one point is invisible
+        axes.plot(tokens[shown], smooth(loss)[shown], color=TRAIN, linewidth=1.8, marker=dot, label="train, smoothed")
     if len(validation):
         at = [event.tokens for event in metrics.evaluations]
         axes.plot(at, validation, color=VALIDATION, linewidth=1.8, marker="o", markersize=5, label="validation")
@@ -74,7 +75,7 @@ def _title(metrics: Metrics) -> str:
     words = f"Validation loss {decimal(last.loss)}"
     if last.bits_per_byte is not None:
         words += f", {decimal(last.bits_per_byte)} bits per byte"
-    best = min(metrics.evaluations, key=lambda event: event.loss)
-    if best.loss < last.loss:
+    best = min((e for e in metrics.evaluations if np.isfinite(e.loss)), key=lambda event: event.loss, default=last)
+    if best.step != last.step:
         words += f"; best {decimal(best.loss)} at step {best.step:,}"
     return words

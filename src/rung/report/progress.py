@@ -55,7 +55,7 @@ class Progress:
                 redirect_stdout=False,
                 transient=True,
             )
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:

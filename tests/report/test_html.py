@@ -1,0 +1,174 @@
+import html.parser
+import re
+
+import pytest
+
+from rung.errors import RungError
+from rung.report.html import MOST_SAMPLES, write_report
+from rung.report.tables import grouped
+
+VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
+PARAMETERS = [
+    ("embedding", (300, 128), 38_400, True),
+    *((f"blocks.{n}.mlp.up", (512, 128), 65_536, True) for n in range(12)),
+    ("norm.scale", (128,), 128, False),
+]
+
+
+class Page(html.parser.HTMLParser):
+    """A page as its tree of open elements: fails where an element is closed that is not the innermost open one."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "script" not in self.open and "style" not in self.open:
+            self.texts.append(data)
+
+    def count(self, tag):
+        return sum(name == tag for name, _ in self.elements)
+
+    @property
+    def text(self):
+        return "".join(self.texts)
+
+
+def report(run, parameters=PARAMETERS):
+    path = write_report(run, parameters)
+    assert path == run / "report.html"
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def assert_self_contained(run, page):
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"(https?:)?//[a-z]", re.sub(r"(?m)^// .*$", "", text))
+    assert "@import" not in text
+    assert "url(" not in text
+    for _, attributes in page.elements:
+        assert not {"src", "href", "srcset", "action", "data", "poster"} & set(attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+    assert page.count("link") == page.count("iframe") == page.count("img") == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "validate"), [(0, False), (1, False), (1, True), (2, True), (100, False), (100, True)]
+)
+def test_runs_of_every_length_are_well_formed_and_self_contained(write_run, steps, validate):
+    run = write_run(steps, validate=validate)
+    page = report(run)
+    assert_self_contained(run, page)
+    assert "a-run" in page.text
+    if not validate:
+        assert "no validation" in page.text
+
+
+def test_a_long_run_is_thinned_and_keeps_its_spike(write_run):
+    run = write_run(30_000, samples=(), skip=(12_345,))
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (spike,) = [n for n, line in enumerate(lines) if '"step": 20001,' in line]
+    lines[spike] = re.sub(r'"loss": [\d.]+', '"loss": 77.125', lines[spike])
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    page = report(run)
+    assert (run / "report.html").stat().st_size < 2_000_000
+    text = (run / "report.html").read_text()
+    assert "77.125" in text
+    for path in re.findall(r'<path class="(?:train|plain)[^"]*" d="([^"]*)"', text):
+        assert path.count("L") < 2000
+    assert "update of step 12,345 skipped" in page.text
+
+
+def test_samples_are_escaped_and_their_control_characters_spelled(write_run, nasty):
+    run = write_run(10, name="<u>name</u>")
+    page = report(run)
+    text = (run / "report.html").read_text(encoding="utf-8")
+    scripts = page.count("script")
+    assert "<script>alert" not in text
+    assert "<u>" not in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+    spelled = r"""<script>alert('x')</script> & "quoted" \x1b[31m\x00\x9b\x0d ]]> --> 国境の長いトンネル"""
+    assert f"{spelled} \u202eمرحبا \\xdc80" in page.text
+    assert "Once <upon> & " in page.text
+    assert report(write_run(10, samples=("plain",))).count("script") == scripts
+
+
+def test_many_samples_are_chosen_evenly_and_the_count_is_said(write_run):
+    run = write_run(5, samples=[f"sample number {n}." for n in range(10)])
+    page = report(run)
+    assert f"{MOST_SAMPLES} of 50 samples" in page.text
+    assert page.text.count("sample number") == MOST_SAMPLES
+
+
+def test_what_could_not_be_read_is_said(write_run):
+    run = write_run(10)
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'{"event": "st')
+    (run / "environment.json").write_text("{")
+    page = report(run)
+    assert "metrics.jsonl: its last line" in page.text
+    assert "environment.json" in page.text
+
+
+def test_headline_numbers_are_the_best_validation(write_run):
+    run = write_run(10)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (best,) = [n for n, line in enumerate(lines) if '"evaluation", "step": 6,' in line]
+    lines[best] = re.sub(r'"loss": [\d.]+', '"loss": 1.125', lines[best])
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    numbers = re.search(r'<dl class="numbers">(.*?)</dl>', write_report(run).read_text(), re.DOTALL)[1]
+    assert "1.125" in numbers
+    assert "best, at step 6; last" in numbers
+    assert "40,000" in numbers
+    assert "40 GFLOP/s achieved" in numbers
+
+
+def test_tables_show_weights_settings_events_and_versions(write_run):
+    run = write_run(10, skip=(4,))
+    text = report(run).text
+    assert "blocks.0-11.mlp.up" in text
+    assert f"{38_400 + 12 * 65_536 + 128:,}" in text
+    assert "stopping: <time> is up" in text
+    assert "update skipped, 1 in a row" in text
+    assert "device.kind" in text
+    source = (run / "report.html").read_text()
+    changed = re.findall(r"<tr class=changed[^>]*><th><code>(\w+)</code>", source)
+    assert changed == ["name", "d_model"]  # and not d_head, which follows from d_model
+    assert "default 256" in source
+
+
+def test_alike_weights_share_a_row():
+    rows = grouped(
+        [
+            ("a.0.w", (2,), 2, True),
+            ("a.1.w", (2,), 2, True),
+            ("a.2.w", (3,), 3, True),
+            ("a.0.b", (2,), 2, False),
+            ("h2.w", (), 1, True),
+        ]
+    )
+    assert rows == [
+        ("a.0-1.w", (2,), 2, 4, True),
+        ("a.2.w", (3,), 1, 3, True),
+        ("a.0.b", (2,), 1, 2, False),
+        ("h2.w", (), 1, 1, True),
+    ]
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    with pytest.raises(RungError, match="no config file"):
+        write_report(tmp_path)

@@ -1,0 +1,188 @@
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from rung.report.progress import Progress, track
+from rung.train.events import Evaluated, Finished, Note, Sampled, Saved, Skipped
+
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
+def lines_of(total, events):
+    stream = io.StringIO()
+    with Progress(total, stream) as progress:
+        for event in events:
+            progress(event)
+    return stream.getvalue().splitlines()
+
+
+def test_plain_lines_at_each_tenth(make_step):
+    lines = lines_of(200, [make_step(step) for step in range(1, 201)])
+    assert [line.split("  ")[0] for line in lines] == [
+        f"step {n}/200" for n in (1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200)
+    ]
+    assert lines[5].startswith("step 100/200  50%  loss 3.000  40K tokens/s  10 s left  rate 1.00e-05  gradient 0.50")
+
+
+def test_a_resumed_run_begins_in_the_middle_and_reckons_from_there(make_step):
+    lines = lines_of(1000, [make_step(step, seconds=5000 + 2.0 * step) for step in range(901, 1001)])
+    assert lines[0].startswith("step 901/1,000  90%")
+    assert "left" not in lines[0]
+    assert len(lines) == 2
+    assert "0.0 s left" in lines[-1]
+
+
+def test_the_loss_shown_is_smoothed_without_bias_and_without_bad_steps(make_step):
+    lines = lines_of(10, [make_step(1, 4.0), make_step(2, float("nan")), make_step(3, 4.0)])
+    assert all("loss 4.000" in line for line in lines)
+
+
+def test_what_happens_is_said_on_plain_lines(make_step):
+    happened = [
+        Evaluated(10, 40960, 2.5, 12.182, 1.25, 99, 1.0, True),
+        Sampled(10, "Once ", "upon\x1b[2J a time\x07"),
+        Sampled(10, "", "x" * 5000),
+        Skipped(11, 2, "the gradient is not finite"),
+        Note(12, "profile written"),
+        Saved(12, "checkpoints/12"),
+        Finished(12, 49152, 192.0, "all steps done"),
+    ]
+    lines = lines_of(100, happened)
+    assert lines[0] == "validation at step 10: loss 2.500  perplexity 12.18  bits per byte 1.250  (best so far)"
+    assert lines[1] == "sample at step 10: Once upon\\x1b[2J a time\\x07"
+    assert len(lines[2]) < 400
+    assert lines[2].endswith("x ...")
+    assert lines[3:] == [
+        "step 11 skipped, 2 in a row: the gradient is not finite",
+        "step 12: profile written",
+        "all steps done: 12 steps, 49,152 tokens, 3 min 12 s",
+    ]
+    assert not any(CONTROL.search(line) for line in lines)
+
+
+def test_a_closed_stream_stops_no_run(make_step):
+    stream = io.StringIO()
+    with Progress(3, stream) as progress:
+        stream.close()
+        for step in (1, 2, 3):
+            progress(make_step(step))
+
+
+PROGRAM = """
+    import sys, time
+    from rung.report import progress
+    from rung.report.progress import Progress, track
+    from rung.train.events import *
+    progress.LONG_SECONDS = 0.05
+    print("result")
+    with track(1000, "[reading] words") as on_progress:
+        on_progress(10)
+        time.sleep(0.1)
+        on_progress(500)
+        time.sleep(0.3)
+    with track(1000, "quick work") as on_progress:
+        on_progress(10)
+        on_progress(1000)
+    with Progress(20) as show:
+        for step in range(1, 21):
+            show(StepDone(step, step * 10, 3.0, 1e-3, 0.5, 4e4, 1e9, 0.0, step * 1.0, False, 0.1))
+            time.sleep(0.03)
+        show(Evaluated(20, 200, 2.5, 12.182, 1.25, 99, 1.0, True))
+        show(Sampled(20, "[red]", "text\\x1b[2J"))
+        show(Note(20, "a long line " * 20))
+    print("rich" in sys.modules)
+"""
+
+
+def test_without_a_terminal_there_is_no_bar_no_control_character_and_no_rich():
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, check=True)
+    assert done.stdout == "result\nFalse\n"
+    assert not any(CONTROL.search(line) for line in done.stderr.splitlines())
+    assert "reading" not in done.stderr
+    assert "step 20/20  100%" in done.stderr
+
+
+def on_terminal(program, **environment):
+    """Run a program whose standard error is a terminal; return its standard output and what the terminal got."""
+    main, side = pty.openpty()
+    received = []
+
+    def read():
+        while True:
+            try:
+                data = os.read(main, 65536)
+            except OSError:  # Linux: the other side is closed
+                return
+            if not data:
+                return
+            received.append(data)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=side,
+        env=environment,
+        text=True,
+        check=False,
+    )
+    os.close(side)
+    thread.join(timeout=20)
+    os.close(main)
+    terminal = b"".join(received).decode()
+    assert done.returncode == 0, terminal
+    return done.stdout, terminal
+
+
+def test_on_a_terminal_lines_are_live_and_the_result_stays_on_standard_output():
+    out, terminal = on_terminal(PROGRAM)
+    assert out == "result\nTrue\n"
+    assert "\x1b[" in terminal  # redrawn
+    assert "━" in terminal
+    assert "[reading] words" in terminal  # not taken for markup
+    assert "quick work" not in terminal
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal)
+    assert "compiling the first step" in plain
+    assert re.search(r"step \d+/20 .*loss 3\.000  .*40K tokens/s  .* left", plain, re.DOTALL)
+    assert "validation at step 20: loss 2.500" in plain
+    assert "sample at step 20: [red]text\\x1b[2J" in plain
+    assert ("a long line " * 20).strip() in plain.replace("\r\n", "")
+    assert terminal.count("\x1b[?25l") == terminal.count("\x1b[?25h")  # the cursor is shown again
+
+
+def test_a_dumb_terminal_has_plain_lines():
+    out, terminal = on_terminal(PROGRAM, TERM="dumb")
+    assert out == "result\nFalse\n"
+    assert "\x1b[" not in terminal
+    assert "step 20/20  100%" in terminal
+
+
+def test_an_error_within_gives_the_terminal_back():
+    program = """
+        from rung.report.progress import Progress
+        try:
+            with Progress(20):
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+    """
+    _, terminal = on_terminal(program)
+    assert terminal.count("\x1b[?25l") == terminal.count("\x1b[?25h") == 1
+
+
+@pytest.mark.parametrize("total", [100, None])
+def test_track_without_a_terminal_is_silent(total):
+    stream = io.StringIO()
+    with track(total, "reading", stream) as on_progress:
+        on_progress(50)
+        on_progress(100, 100)
+    assert stream.getvalue() == ""
