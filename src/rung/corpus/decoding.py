@@ -1,0 +1,157 @@
+"""Bytes become text: strictly, in bounded memory, and alike under every locale."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterator
+
+from rung.corpus.sources import Source
+from rung.errors import RungError, nearest
+
+# The longer marks first: that of UTF-32 LE begins with that of UTF-16 LE.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# Without a mark these would take the byte order of the machine.
+_UNMARKED = {"utf-16": "utf-16-le", "utf-32": "utf-32-le", "utf-8-sig": "utf-8"}
+
+_READ_BYTES = 1 << 18
+_PROBE_BYTES = 1 << 16
+_BINARY_NULS = 0.1  # share of NUL bytes over which a file that should be UTF-8 is not text
+
+_SIGNATURES = (
+    (b"\x1f\x8b", "gzip", "decompress it first: zcat FILE | rung ... -"),
+    (b"\xfd7zXZ", "xz", "decompress it first: xzcat FILE | rung ... -"),
+    (b"BZh", "bzip2", "decompress it first: bzcat FILE | rung ... -"),
+    (b"\x28\xb5\x2f\xfd", "Zstandard", "decompress it first: zstdcat FILE | rung ... -"),
+    (b"PK\x03\x04", "zip", "unpack it first, and name the text files"),
+    (b"%PDF", "PDF", "extract its text first"),
+    (b"\x89PNG", "PNG", "name text files"),
+    (b"\xff\xd8\xff", "JPEG", "name text files"),
+    (b"\x7fELF", "program", "name text files"),
+    (b"PAR1", "Parquet", "name text files"),
+)
+# An encoding is suggested when most of the characters beyond ASCII are what people write in it.
+_SUGGESTIONS = (
+    ("cp932", re.compile("[\u3000-\u30ff]"), 0.2),
+    ("euc_jp", re.compile("[\u3000-\u30ff]"), 0.2),
+    ("cp949", re.compile("[\uac00-\ud7a3]"), 0.5),
+    ("gb18030", re.compile("[\u3000-\u3002\uff0c\u4e00-\u9fa5]"), 0.8),
+    ("cp1252", re.compile("[\u00a0-\u00ff\u2013-\u2026\u20ac]"), 0.8),
+)
+
+
+def text_chunks(source: Source, encoding: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Yield the text of a file in chunks of at most 256 KiB of bytes; line endings stay as they are.
+
+    A byte-order mark wins over ``encoding`` and is not part of the text. ``on_bytes`` is told of the bytes read.
+
+    Raises:
+        RungError: an undecodable byte (named with its offset), a binary file, an unknown encoding.
+    """
+    check_encoding(encoding)
+    with source.open() as file:
+        head = file.read(_PROBE_BYTES)
+        mark, encoding = _marked(head, encoding)
+        if encoding == "utf-8" and head.count(0) > _BINARY_NULS * len(head):
+            raise RungError(f"{source.name} looks binary: {head.count(0)} of its first {len(head)} bytes are NUL", _hint(head))
+        decoder = codecs.getincrementaldecoder(encoding)("strict")
+        offset, block = len(mark), head[len(mark) :]
+        if on_bytes and mark:
+            on_bytes(len(mark))
+        while block:
+            yield _decoded(decoder, block, offset, source, encoding)
+            offset += len(block)
+            if on_bytes:
+                on_bytes(len(block))
+            block = file.read(_READ_BYTES)
+        yield _decoded(decoder, b"", offset, source, encoding)
+
+
+def check_encoding(encoding: str) -> None:
+    """Raise a RungError when Python knows no text encoding of this name."""
+    try:
+        known = codecs.lookup(encoding)._is_text_encoding  # the flag that bytes.decode itself looks at
+    except (LookupError, ValueError):
+        known = False
+    if not known:
+        from encodings.aliases import aliases
+
+        names = {*aliases, *aliases.values()}
+        raise RungError(f"unknown encoding {encoding!r}", nearest(encoding, names) if encoding else "for example utf-8")
+
+
+# Helpers
+
+
+def _marked(head: bytes, encoding: str) -> tuple[bytes, str]:
+    for mark, marked in _MARKS:
+        if head.startswith(mark):
+            return mark, marked
+    name = codecs.lookup(encoding).name
+    return b"", _UNMARKED.get(name, name)
+
+
+def _decoded(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, source: Source, encoding: str) -> str:
+    """Decode a block (empty: the end of the file) that begins at byte ``offset``."""
+    pending = decoder.getstate()[0]
+    try:
+        return decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        # Decoders differ in what error.start counts from; decoding the pending bytes and the block afresh does not.
+        data = pending + block
+        start = error.start
+        try:
+            data.decode(encoding)
+        except UnicodeDecodeError as whole:
+            start = whole.start
+        where = offset - len(pending) + start
+        raise RungError(
+            f"{source.name}: byte 0x{data[start]:02x} at offset {where} is not {encoding}", _hint(_around(source, where))
+        ) from None
+
+
+def _around(source: Source, where: int) -> bytes:
+    """Return the head of a file, and the bytes from about ``where`` on when that is beyond the head."""
+    with source.open() as file:
+        head = file.read(_PROBE_BYTES)
+        if where < len(head):
+            return head
+        file.seek(where)
+        return head + file.read(_PROBE_BYTES)
+
+
+def _hint(sample: bytes) -> str:
+    for signature, kind, way_out in _SIGNATURES:
+        if sample.startswith(signature):
+            return f"it is a {kind} file; {way_out}"
+    encoding = _suggestion(sample)
+    if encoding:
+        return f"it decodes as {encoding}: try --encoding {encoding}"
+    return "if it is text, name its encoding, for example --encoding cp932; if not, leave it out"
+
+
+def _suggestion(sample: bytes) -> str | None:
+    if sample.count(0) > _BINARY_NULS * len(sample):
+        pairs = len(sample) // 2
+        if sample[1::2].count(0) > 0.4 * pairs and not sample[::2].count(0) > 0.1 * pairs:
+            return "utf-16-le"
+        if sample[::2].count(0) > 0.4 * pairs and not sample[1::2].count(0) > 0.1 * pairs:
+            return "utf-16-be"
+        return None
+    for encoding, usual, share in _SUGGESTIONS:
+        try:
+            # The sample may end within a character, which is no error.
+            text = codecs.getincrementaldecoder(encoding)("strict").decode(sample)
+        except UnicodeDecodeError:
+            continue
+        beyond = [character for character in text if character > "\x7f"]
+        control = sum(character < " " and character not in "\t\n\r\f\x1a" for character in text)
+        if beyond and not control and len(usual.findall(text)) >= share * len(beyond):
+            return encoding
+    return None

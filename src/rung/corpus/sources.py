@@ -1,0 +1,183 @@
+"""Which files a user means: files, folders, globs and standard input, found, checked and fingerprinted."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rung.errors import RungError
+
+STDIN = "-"
+
+_WHOLE_BYTES = 16 << 20  # files up to this size are hashed whole
+_HEADER_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 16
+_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of text.
+
+    ``name`` is for people and for document names: the file's name, or its path from the folder that was named.
+    A stream (standard input, a pipe) is spooled to a temporary file, which lives as long as its Source.
+    """
+
+    name: str
+    path: Path
+    size: int  # bytes
+    spooled: Any = field(default=None, repr=False, compare=False)
+
+    def open(self) -> BinaryIO:
+        """Open the file for reading bytes.
+
+        Raises:
+            RungError: the file cannot be read (permission, removed since).
+        """
+        try:
+            return self.path.open("rb")
+        except OSError as error:
+            raise _unreadable(self.name, error) from None
+
+
+def resolve(sources: Sequence[str | Path]) -> list[Source]:
+    """Return the files that ``sources`` name: files, folders (all files within, sorted by path), globs, ``-``.
+
+    Hidden files of a folder (a name that begins with a dot) are not taken; a path that exists is never read as a glob.
+
+    Raises:
+        RungError: nothing named, a missing or empty file, a folder or glob without files, a file named twice.
+    """
+    if not sources:
+        raise RungError("no text named", "name a file, a folder, a glob, or - for standard input")
+    found = [source for name in sources for source in _resolve_one(str(name))]
+    seen: dict[Path, Source] = {}
+    for source in found:
+        real = source.path.resolve()
+        if real in seen:
+            raise RungError(
+                f"{source.name} is named twice", "name each file once: a copy would count double, or leak into validation"
+            )
+        seen[real] = source
+    if not any(source.size for source in found):
+        raise RungError(f"{', '.join(map(str, sources))}: no text, 0 bytes", "name a file that has text in it")
+    return found
+
+
+def fingerprint(source: Source, full: bool = False) -> dict[str, Any]:
+    """Return what identifies a file's content: ``{"name", "bytes", "sha256", "sampled"}``.
+
+    A file of up to 16 MiB, or any with ``full``, is hashed whole. Of a larger one the size, the first MiB, 64 evenly
+    spaced blocks of 64 KiB and the last block are hashed ("sampled"): that sees any change of length and most edits.
+    """
+    sampled = not full and source.size > _WHOLE_BYTES
+    digest = hashlib.sha256()
+    with source.open() as file:
+        if not sampled:
+            while block := file.read(_HEADER_BYTES):
+                digest.update(block)
+        else:
+            digest.update(str(source.size).encode())
+            digest.update(file.read(_HEADER_BYTES))
+            for k in range(1, _BLOCKS + 1):
+                file.seek((source.size - _BLOCK_BYTES) * k // _BLOCKS)
+                digest.update(file.read(_BLOCK_BYTES))
+    return {"name": source.name, "bytes": source.size, "sha256": digest.hexdigest(), "sampled": sampled}
+
+
+# Helpers
+
+
+def _resolve_one(name: str) -> list[Source]:
+    if name == STDIN:
+        return [_spooled(STDIN, sys.stdin.buffer)]
+    path = Path(name)
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise _unreadable(name, error) from None
+        if glob.has_magic(name):
+            return _matching(name)
+        raise RungError(f"no file or folder {name}", _nearby(path)) from None
+    if stat.S_ISDIR(mode):
+        return _folder(path)
+    if stat.S_ISFIFO(mode):
+        with path.open("rb") as stream:
+            return [_spooled(name, stream)]
+    if not stat.S_ISREG(mode):
+        raise RungError(f"{name} is not a regular file", "name a text file, a folder, or - for standard input")
+    if not path.stat().st_size:
+        raise RungError(f"{name} is empty", "name a file that has text in it")
+    return [_source(path.name, path)]
+
+
+def _matching(pattern: str) -> list[Source]:
+    paths = sorted(glob.glob(pattern, recursive=True))
+    found: list[Source] = []
+    for path in map(Path, paths):
+        if path.is_file():
+            found.append(_source(str(path), path))
+        elif "**" not in pattern:  # ** has already gone into the folders
+            found += _folder(path)
+    if not found:
+        raise RungError(f"no file matches {pattern}", "look at the pattern; ** matches folders at any depth")
+    return found
+
+
+def _folder(folder: Path) -> list[Source]:
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise RungError(f"{folder} cannot be read: permission denied", "make the folder readable")
+    found = [_source(str(Path(folder.name or folder.resolve().name) / path.relative_to(folder)), path) for path in _walk(folder)]
+    if not found:
+        raise RungError(f"no files in folder {folder}", "hidden files are not taken; name a folder that has text files")
+    return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            if not entry.is_symlink():  # a link to a folder may lead round in a circle
+                yield from _walk(entry)
+        elif entry.is_file():
+            yield entry
+
+
+def _source(name: str, path: Path) -> Source:
+    return Source(name, path, path.stat().st_size)
+
+
+def _spooled(name: str, stream: BinaryIO) -> Source:
+    spool = tempfile.NamedTemporaryFile(prefix="rung-")
+    shutil.copyfileobj(stream, spool)
+    spool.flush()
+    size = spool.tell()
+    if not size:
+        raise RungError(f"{'standard input' if name == STDIN else name} is empty", "pipe some text in")
+    return Source(name, Path(spool.name), size, spool)
+
+
+def _unreadable(name: str, error: OSError) -> RungError:
+    return RungError(f"{name} cannot be read: {(error.strerror or str(error)).lower()}", "look at the path and its permissions")
+
+
+def _nearby(path: Path) -> str:
+    import difflib
+
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return f"there is no folder {path.parent} either"
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    return f"did you mean {path.parent / close[0]}?" if close else f"look for it in {path.parent.resolve()}"

@@ -1,0 +1,90 @@
+"""One shard of tokens: a safetensors file, written as a stream and read through the page cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from rung.errors import RungError
+
+_HEADER_BYTES = 512  # reserved while the lengths are not known; the format lets a header end in spaces
+_DTYPES = {"U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
+_CODES = {"uint16": "U16", "uint32": "U32"}
+
+
+class ShardWriter:
+    """Writes ``tokens`` as they come, then ``document_starts``; the file is a safetensors file once closed."""
+
+    def __init__(self, path: Path, dtype: str):
+        self.path = path
+        self.n_tokens = 0
+        self.document_starts: list[int] = []  # positions in the whole split
+        self._dtype = dtype
+        self._file: BinaryIO = path.open("wb")
+        self._file.write(b"\0" * (8 + _HEADER_BYTES))
+
+    def write(self, tokens: np.ndarray) -> None:
+        self._file.write(tokens.astype(self._dtype).tobytes())
+        self.n_tokens += len(tokens)
+
+    def close(self) -> None:
+        """Write what follows the tokens, then the header, and wait until the disk has all of it."""
+        starts = np.array(self.document_starts, "<i8")
+        self._file.write(starts.tobytes())
+        end = self.n_tokens * np.dtype(self._dtype).itemsize
+        header = {
+            "tokens": {"dtype": _CODES[self._dtype], "shape": [self.n_tokens], "data_offsets": [0, end]},
+            "document_starts": {"dtype": "I64", "shape": [len(starts)], "data_offsets": [end, end + starts.nbytes]},
+        }
+        self._file.seek(0)
+        self._file.write(struct.pack("<Q", _HEADER_BYTES) + json.dumps(header).encode().ljust(_HEADER_BYTES))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is, for it to be removed."""
+        self._file.close()
+
+
+def read_shard(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return ``tokens`` (memory-mapped, [n]) and ``document_starts`` (int64, or None where the file has none).
+
+    Raises:
+        RungError: the file is missing, cut short, not safetensors, or has no one-dimensional whole-number ``tokens``.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if not 2 <= length <= min(100_000_000, path.stat().st_size - 8):  # the format's own bound
+                raise ValueError("its header is longer than the file")
+            header: dict[str, Any] = json.loads(file.read(length))
+            tensors = {name: _checked(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
+    except FileNotFoundError:
+        raise RungError(f"no file {path}", "build the token store again") from None
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise RungError(f"{path} is not a safetensors file: {error}", "it may be cut short; build the token store again") from None
+    if "tokens" not in tensors:
+        raise RungError(f"{path} has no tensor named tokens", f"it has {', '.join(tensors) or 'none'}; see docs/formats.md")
+    starts = tensors.get("document_starts")
+    return tensors["tokens"], None if starts is None else np.array(starts, np.int64)
+
+
+def _checked(path: Path, name: str, entry: dict[str, Any], base: int) -> np.ndarray:
+    """Return one tensor of the file, mapped; only the ones that we know are looked at."""
+    if name not in ("tokens", "document_starts"):
+        return np.empty(0)
+    begin, end = entry["data_offsets"]
+    if entry["dtype"] not in _DTYPES or len(entry["shape"]) != 1:
+        raise ValueError(f"{name} is {entry['dtype']} {entry['shape']}, not one row of whole numbers")
+    dtype, (count,) = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"]
+    if end - begin != count * dtype.itemsize or base + end > path.stat().st_size:
+        raise ValueError(f"{name} should take {count * dtype.itemsize} bytes, and the file ends before")
+    if not count:
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype, "r", base + begin, (count,))

@@ -1,0 +1,517 @@
+"""The token store: a folder of shards and a ``dataset.json``, as docs/formats.md specifies it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from rung.config import DataConfig
+from rung.corpus.documents import MAX_NAMES, Document, OnProgress, Scan, documents, even_pieces, scan, utf8_length
+from rung.corpus.sources import Source, fingerprint, resolve
+from rung.errors import RungError
+from rung.tokens.engines import UnknownCharacter
+from rung.tokens.shards import ShardWriter, read_shard
+from rung.tokens.split import Split, hold_out
+from rung.tokens.tokenizer import Tokenizer, umask
+
+VERSION = 1
+DATASET = "dataset.json"
+SPLITS = ("train", "validation", "test")
+SHARD_TOKENS = 1 << 27
+
+_MIN_TOKENS = 2  # one input and its target
+# What of the config decides the tokens; the store remembers it.
+_SETTINGS = ("encoding", "separator", "validation", "validation_fraction")
+
+
+class Tokens:
+    """One split, memory-mapped. ``len`` is its number of tokens.
+
+    ``document_starts``: int64, the position of the first token of each document. ``text_bytes``: UTF-8 bytes of its
+    text (0: not known). ``end_id``: the id of the end of text (None: not known). ``names``: of its documents, where they are
+    few enough to be listed.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[np.ndarray],
+        document_starts: np.ndarray,
+        text_bytes: int = 0,
+        end_id: int | None = None,
+        names: Sequence[str] = (),
+    ):
+        self._shards = list(shards)
+        self._bounds = np.cumsum([0, *map(len, shards)], dtype=np.int64)  # where each shard begins, and the end
+        self.n_tokens = int(self._bounds[-1])
+        self.document_starts = document_starts
+        self.text_bytes = text_bytes
+        self.end_id = end_id
+        self.names = list(names)
+
+    def __len__(self) -> int:
+        return self.n_tokens
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the tokens from ``start`` to before ``stop`` (within the split): int32 [stop - start]."""
+        assert 0 <= start <= stop <= self.n_tokens, f"[{start}, {stop}) is not within {self.n_tokens} tokens"
+        first, last = np.searchsorted(self._bounds, [start, stop], side="right") - 1
+        parts = [
+            self._shards[k][max(start - self._bounds[k], 0) : stop - self._bounds[k]]
+            for k in range(first, min(last + 1, len(self._shards)))
+        ]
+        return np.concatenate(parts, dtype=np.int32, casting="unsafe") if parts else np.empty(0, np.int32)
+
+    def gather(self, starts_B: np.ndarray, length: int) -> np.ndarray:
+        """Return the rows that begin at ``starts_B`` (int64 [B]): int32 [B, length].
+
+        Rows may stick out at either end; positions there hold 0.
+        """
+        rows_BL = np.zeros((len(starts_B), length), np.int32)
+        shards_B = np.searchsorted(self._bounds, starts_B, side="right") - 1
+        inside_B = (starts_B >= 0) & (starts_B + length <= self._bounds[np.minimum(shards_B + 1, len(self._shards))])
+        for k in np.unique(shards_B[inside_B]).tolist():
+            here = np.flatnonzero(inside_B & (shards_B == k))
+            windows = sliding_window_view(self._shards[k], length)
+            rows_BL[here] = windows[starts_B[here] - self._bounds[k]]
+        for row in np.flatnonzero(~inside_B).tolist():
+            start = int(starts_B[row])
+            low, high = max(start, 0), min(start + length, self.n_tokens)
+            if low < high:
+                rows_BL[row, low - start : high - start] = self.read(low, high)
+        return rows_BL
+
+
+class TokenStore:
+    """The tokens of a text, by split, and what they were made from.
+
+    ``splits``: the names of its splits. ``info``: what dataset.json says. ``empty_documents``: how many documents had no
+    text and are not in the store. ``tokenizer_hash``: None for a bare file of tokens.
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any], splits: dict[str, Tokens]):
+        self.path = path
+        self.info = info
+        self.splits = tuple(splits)
+        self.empty_documents: int = info.get("empty_documents", 0)
+        self.tokenizer_hash: str | None = info.get("tokenizer", {}).get("hash")
+        self.vocab_size: int | None = info.get("tokenizer", {}).get("vocab_size")
+        self._splits = splits
+
+    def split(self, name: str) -> Tokens:
+        """Return one split.
+
+        Raises:
+            RungError: the store has no such split.
+        """
+        if name not in self._splits:
+            raise RungError(f"{self.path} has no {name} split", f"it has {', '.join(self.splits)}")
+        return self._splits[name]
+
+    @classmethod
+    def open(cls, path: str | Path, tokenizer: Tokenizer | None = None) -> TokenStore:
+        """Open a store folder, or a bare safetensors file with one ``tokens`` tensor as the split ``train``.
+
+        A bare file may have its ``document_starts``; else they are found by the end of text, where ``tokenizer`` is given.
+
+        Raises:
+            RungError: nothing there, an unfinished or newer store, shards that do not match dataset.json.
+        """
+        path = Path(path)
+        if path.is_file():
+            return cls(path, {}, {"train": _bare(path, tokenizer)})
+        if not (path / DATASET).is_file():
+            raise RungError(f"no token store at {path}", f"a store is a folder with {DATASET}: rung tokens build makes one")
+        try:
+            info = json.loads((path / DATASET).read_text(encoding="utf-8"))
+            version = info["version"]
+        except (ValueError, KeyError, TypeError):
+            raise RungError(f"{path / DATASET} is not a dataset file", "build the token store again") from None
+        if version != VERSION:
+            raise RungError(f"{path} has version {version}, and this is version {VERSION}", "build the token store again")
+        return cls(path, info, {name: _split_of(path, info, name) for name in SPLITS if name in info["splits"]})
+
+    def differences(
+        self, sources: Sequence[str | Path], tokenizer: Tokenizer | None = None, data: DataConfig | None = None
+    ) -> list[str]:
+        """Return one line for each thing that has changed since the store was made: text, settings, tokenizer.
+
+        Raises:
+            RungError: a source that is missing or empty.
+        """
+        found = []
+        if tokenizer and tokenizer.hash != self.tokenizer_hash:
+            found.append(f"tokenizer: {tokenizer.hash[:12]} now, {(self.tokenizer_hash or 'none')[:12]} in the store")
+        if data:
+            for name, was in self.info.get("data", {}).items():
+                now = _plain(getattr(data, name))
+                if now != was:
+                    found.append(f"data.{name}: {now!r} now, {was!r} in the store")
+            found += self._changed("validation_sources", resolve(data.validation) if data.validation else [])
+        return found + self._changed("sources", resolve(sources))
+
+    def _changed(self, key: str, sources: list[Source]) -> list[str]:
+        was = {entry["name"]: entry for entry in self.info.get(key, ())}
+        now = {source.name: source for source in sources}
+        found = [f"{name}: not in the store" for name in now if name not in was]
+        found += [f"{name}: in the store, but no longer named" for name in was if name not in now]
+        for name in now.keys() & was.keys():
+            entry = fingerprint(now[name], full=not was[name]["sampled"])
+            if entry["bytes"] != was[name]["bytes"]:
+                found.append(f"{name}: {entry['bytes']} bytes now, {was[name]['bytes']} in the store")
+            elif entry["sha256"] != was[name]["sha256"]:
+                found.append(f"{name}: its content has changed")
+        if not found and list(now) != list(was):
+            found.append("the order of the sources has changed")
+        return sorted(found)
+
+
+def build_store(
+    sources: Sequence[str | Path] | Sequence[Source],
+    tokenizer: Tokenizer,
+    out: str | Path,
+    data: DataConfig,
+    *,
+    counted: Scan | None = None,
+    overwrite: bool = False,
+    full_hash: bool = False,
+    workers: int = 0,
+    shard_tokens: int = SHARD_TOKENS,
+    on_progress: OnProgress | None = None,
+) -> TokenStore:
+    """Encode documents into a token store at ``out``: whole, or not at all.
+
+    Args:
+        sources: what ``resolve`` takes or returns.
+        counted: a scan of the same sources, where it has been made; else it is made here.
+        overwrite: replace a store that is there.
+        full_hash: fingerprint large files whole, not by samples.
+        workers: encoding threads; 0 is one a core. The store does not depend on it.
+        shard_tokens: tokens in every shard but the last of a split.
+        on_progress: told (bytes done, bytes in all) of the text encoded, after the scan.
+
+    Raises:
+        RungError: unreadable text, a split of under 2 tokens, something at ``out`` already, a disk that is full.
+    """
+    out = Path(out)
+    training, validation = _as_sources(sources), _as_sources(data.validation) if data.validation else []
+    shared = {source.path.resolve() for source in training} & {source.path.resolve() for source in validation}
+    if shared:
+        raise RungError(f"{sorted(shared)[0]} is both training and validation text", "hold out other files")
+    if out.exists() and not overwrite:
+        raise RungError(f"{out} exists", "name another folder, or replace it with --overwrite")
+    counted = counted or scan(training, data)
+    held_out = Split() if validation else hold_out(counted, data.validation_fraction)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+        build = _Build(partial, tokenizer, shard_tokens, workers)
+        try:
+            made_from = {
+                "data": {name: _plain(getattr(data, name)) for name in _SETTINGS},
+                "sources": [fingerprint(source, full_hash) for source in training],
+                "validation_sources": [fingerprint(source, full_hash) for source in validation],
+            }
+            build.run(_parts(training, validation, held_out, data, on_progress))
+            _write_json(partial / DATASET, build.finish() | made_from)
+            _publish(partial, out)
+        except BaseException:
+            build.abandon()
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise RungError(f"cannot write {out}: {(error.strerror or str(error)).lower()}", "look at the disk and the folder") from None
+    return TokenStore.open(out)
+
+
+# Which text goes where
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """A document begins, or a part of it that is ``offset`` characters in."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class _End:
+    """A document ends; an end of text follows a ``whole`` one."""
+
+    whole: bool
+
+
+_EMPTY = _End(whole=False)  # with nothing begun: a document without text
+
+# The split, and what comes next in it; a string is a piece of text.
+_Part = tuple[str, _Begin | str | _End]
+
+
+def _parts(
+    training: list[Source], validation: list[Source], held_out: Split, data: DataConfig, on_progress: OnProgress | None
+) -> Iterator[_Part]:
+    sizes = [sum(source.size for source in sources) for sources in (training, validation)]
+
+    def told(before: int) -> OnProgress | None:
+        return (lambda done, _: on_progress(before + done, sum(sizes))) if on_progress else None
+
+    number = 0
+    for document in documents(training, data, told(0)):
+        first = next(document.pieces, None)
+        if first is None:
+            yield "train", _EMPTY
+            continue
+        if held_out.cut is not None:
+            yield from _cut(document, first, held_out.cut)
+        else:
+            yield from _whole("validation" if number in held_out.documents else "train", document, first)
+        number += 1
+    for document in documents(validation, data, told(sizes[0])):
+        first = next(document.pieces, None)
+        yield from [("validation", _EMPTY)] if first is None else _whole("validation", document, first)
+
+
+def _whole(split: str, document: Document, first: str) -> Iterator[_Part]:
+    yield split, _Begin(document.name)
+    yield split, first
+    for piece in document.pieces:
+        yield split, piece
+    yield split, _End(whole=True)
+
+
+def _cut(document: Document, first: str, cut: int) -> Iterator[_Part]:
+    """Yield the text before character ``cut`` for training, the rest for validation; neither is a whole document."""
+    pieces = itertools.chain([first], document.pieces)
+    rest: list[str] = []
+
+    def before() -> Iterator[str]:
+        left = cut
+        for piece in pieces:
+            if len(piece) > left:
+                rest.append(piece[left:])
+                yield piece[:left]
+                return
+            left -= len(piece)
+            yield piece
+
+    for split, offset, text in (("train", 0, before()), ("validation", cut, itertools.chain(rest, pieces))):
+        yield split, _Begin(document.name, offset)
+        for piece in even_pieces(text):
+            yield split, piece
+        yield split, _End(whole=False)
+
+
+# Encoding and writing
+
+
+class _Build:
+    """Encodes pieces by threads and writes them in order; holds a bounded number of pieces."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, shard_tokens: int, workers: int):
+        self._tokenizer = tokenizer
+        self._dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+        self._splits = {name: _SplitWriter(folder, name, self._dtype, shard_tokens) for name in ("train", "validation")}
+        self._workers = workers or os.cpu_count() or 1
+        self._empty = 0
+
+    def run(self, parts: Iterator[_Part]) -> None:
+        waiting: deque[tuple[str, Any, Future | None]] = deque()
+        with ThreadPoolExecutor(self._workers) as pool:
+            try:
+                for split, part in parts:
+                    future = pool.submit(self._tokenizer.encode, part) if isinstance(part, str) else None
+                    waiting.append((split, part, future))
+                    if len(waiting) > 4 * self._workers:
+                        self._write(*waiting.popleft())
+                while waiting:
+                    self._write(*waiting.popleft())
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def finish(self) -> dict[str, Any]:
+        """Close the shards and return what dataset.json says of them."""
+        written = {name: writer for name, writer in self._splits.items() if name == "train" or writer.n_documents}
+        for name, writer in written.items():
+            if writer.n_tokens < _MIN_TOKENS:
+                raise RungError(
+                    f"the {name} split is too small: {writer.n_chars} characters make {writer.n_tokens} tokens, "
+                    f"and it takes {_MIN_TOKENS}",
+                    "give more text, or another --data.validation-fraction",
+                )
+        tokenizer = self._tokenizer
+        return {
+            "version": VERSION,
+            "dtype": self._dtype,
+            "tokenizer": {name: getattr(tokenizer, name) for name in ("hash", "kind", "vocab_size", "end_id")},
+            "empty_documents": self._empty,
+            "splits": {name: writer.finish() for name, writer in written.items()},
+        }
+
+    def abandon(self) -> None:
+        """Close what is open, for the folder to be removed."""
+        for writer in self._splits.values():
+            writer.abandon()
+
+    def _write(self, split: str, part: _Begin | str | _End, future: Future | None) -> None:
+        writer = self._splits[split]
+        if isinstance(part, _Begin):
+            writer.begin(part)
+        elif future:
+            writer.write(self._encoded(future, writer), utf8_length(part), len(part))
+        elif not writer.document:
+            self._empty += 1
+        else:
+            writer.end(self._tokenizer.end_id if part.whole else None)
+
+    def _encoded(self, future: Future, writer: _SplitWriter) -> np.ndarray:
+        try:
+            return future.result()
+        except UnknownCharacter as error:
+            raise error.at(writer.offset, writer.document.name) from None
+
+
+class _SplitWriter:
+    """Spreads one split's tokens over shards of a fixed size."""
+
+    def __init__(self, folder: Path, name: str, dtype: str, shard_tokens: int):
+        self.n_tokens = self.n_documents = self.n_bytes = self.n_chars = 0
+        self.document: _Begin | None = None  # the one that is being written
+        self.offset = 0  # characters of it that are written, or belong to another split
+        self._folder, self._name, self._dtype, self._shard_tokens = folder, name, dtype, shard_tokens
+        self._shard: ShardWriter | None = None
+        self._paths: list[Path] = []
+        self._names: list[str] = []
+        self._starts: list[int] = []  # of documents that have begun, but have no token yet
+
+    def begin(self, document: _Begin) -> None:
+        self.document, self.offset = document, document.offset
+        self.n_documents += 1
+        if len(self._names) < MAX_NAMES:
+            self._names.append(document.name)
+        self._starts.append(self.n_tokens)
+
+    def write(self, tokens: np.ndarray, n_bytes: int, n_chars: int) -> None:
+        self.n_bytes += n_bytes
+        self.n_chars += n_chars
+        self.offset += n_chars
+        self._append(tokens)
+
+    def end(self, end_id: int | None) -> None:
+        self.document = None
+        if end_id is not None:
+            self._append(np.array([end_id]))
+
+    def finish(self) -> dict[str, Any]:
+        self._close()
+        for k, path in enumerate(self._paths):
+            path.rename(self._folder / _shard_name(self._name, k, len(self._paths)))
+        return {
+            "tokens": self.n_tokens,
+            "documents": self.n_documents,
+            "text_bytes": self.n_bytes,
+            "text_chars": self.n_chars,
+            "shards": len(self._paths),
+            "names": self._names if self.n_documents <= MAX_NAMES else None,
+        }
+
+    def abandon(self) -> None:
+        if self._shard:
+            self._shard.abandon()
+
+    def _append(self, tokens: np.ndarray) -> None:
+        while len(tokens):
+            if self._shard is None:
+                self._paths.append(self._folder / f"{self._name}-{len(self._paths):05d}")
+                self._shard = ShardWriter(self._paths[-1], self._dtype)
+            self._shard.document_starts += self._starts
+            self._starts = []
+            part, tokens = np.split(tokens, [self._shard_tokens - self._shard.n_tokens])
+            self._shard.write(part)
+            self.n_tokens += len(part)
+            if self._shard.n_tokens == self._shard_tokens:
+                self._close()
+
+    def _close(self) -> None:
+        if self._shard:
+            self._shard.close()
+            self._shard = None
+
+
+# Reading
+
+
+def _split_of(path: Path, info: dict[str, Any], name: str) -> Tokens:
+    said = info["splits"][name]
+    shards = [read_shard(path / _shard_name(name, k, said["shards"])) for k in range(said["shards"])]
+    tokens = [tokens for tokens, _ in shards]
+    starts = np.concatenate([starts for _, starts in shards if starts is not None] or [np.empty(0, np.int64)])
+    found = (sum(map(len, tokens)), len(starts), {str(part.dtype) for part in tokens})
+    if found != (said["tokens"], said["documents"], {info["dtype"]}):
+        raise RungError(
+            f"{path}: the {name} shards hold {found[0]} tokens of {found[1]} documents, "
+            f"and {DATASET} says {said['tokens']} of {said['documents']}",
+            "the store was tampered with; build it again",
+        )
+    return Tokens(tokens, starts, said["text_bytes"], info["tokenizer"]["end_id"], said["names"] or ())
+
+
+def _bare(path: Path, tokenizer: Tokenizer | None) -> Tokens:
+    tokens, starts = read_shard(path)
+    end_id = tokenizer.end_id if tokenizer else None
+    if starts is None:
+        begins = [np.zeros(1, np.int64)]
+        for low in range(0, len(tokens) if end_id is not None else 0, SHARD_TOKENS):
+            begins.append(low + np.flatnonzero(tokens[low : low + SHARD_TOKENS] == end_id) + 1)
+        starts = np.concatenate(begins)
+        starts = starts[starts < max(len(tokens), 1)]  # an end of text at the very end begins nothing
+    return Tokens([tokens], starts, end_id=end_id)
+
+
+# Helpers
+
+
+def _as_sources(sources: Sequence[str | Path] | Sequence[Source]) -> list[Source]:
+    if sources and all(isinstance(source, Source) for source in sources):
+        return list(sources)  # type: ignore[arg-type]
+    return resolve(sources)  # type: ignore[arg-type]
+
+
+def _shard_name(split: str, k: int, count: int) -> str:
+    return f"{split}-{k:05d}-of-{count:05d}.safetensors"
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        json.dump(value, file, ensure_ascii=False, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _publish(partial: Path, out: Path) -> None:
+    """Give the finished folder its name; a store that has the name is put aside first, and removed last."""
+    os.chmod(partial, 0o777 & ~umask())  # mkdtemp makes it private
+    aside = None
+    if out.exists():
+        aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.replaced-", dir=out.parent)) / out.name
+        out.rename(aside)
+    partial.rename(out)
+    if aside:
+        shutil.rmtree(aside.parent)
