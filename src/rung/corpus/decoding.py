@@ -59,7 +59,8 @@ def text_chunks(source: Source, encoding: str, on_bytes: Callable[[int], None] |
         head = file.read(_PROBE_BYTES)
         mark, encoding = _marked(head, encoding)
         if encoding == "utf-8" and head.count(0) > _BINARY_NULS * len(head):
-            raise RungError(f"{source.name} looks binary: {head.count(0)} of its first {len(head)} bytes are NUL", _hint(head))
+            nuls = f"{head.count(0)} of its first {len(head)} bytes are NUL"
+            raise RungError(f"{source.name} looks binary: {nuls}", _hint(head))
         decoder = codecs.getincrementaldecoder(encoding)("strict")
         offset, block = len(mark), head[len(mark) :]
         if on_bytes and mark:
@@ -111,9 +112,8 @@ def _decoded(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, sour
         except UnicodeDecodeError as whole:
             start = whole.start
         where = offset - len(pending) + start
-        raise RungError(
-            f"{source.name}: byte 0x{data[start]:02x} at offset {where} is not {encoding}", _hint(_around(source, where))
-        ) from None
+        problem = f"{source.name}: byte 0x{data[start]:02x} at offset {where} is not {encoding}"
+        raise RungError(problem, _hint(_around(source, where))) from None
 
 
 def _around(source: Source, where: int) -> bytes:

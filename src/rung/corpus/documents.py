@@ -130,11 +130,9 @@ def _cut(text: str, start: int, stop: int) -> int:
     """Return the last good place to end the piece of ``text`` that begins at ``start``, at most ``stop``."""
     for pattern in (_BEFORE_SPACE, _BEFORE_WHITE):
         for low in (max(start, stop - _NEAR), start):
-            last = None
-            for last in pattern.finditer(text, low, stop + 1):
-                pass
-            if last and last.start() > start:
-                return last.start()
+            cut = max((found.start() for found in pattern.finditer(text, low, stop + 1)), default=start)
+            if cut > start:
+                return cut
     return stop
 
 
@@ -168,7 +166,9 @@ def _events(chunks: Iterator[str], separator: str) -> Iterator[str | None]:
         start = 0
         # A match near the end waits for more text: its line break (two characters at most) may be yet to come.
         while (found := pattern.search(held, start)) and found.end() + 2 <= len(held):
-            yield from (held[start : found.start()], None) if found.start() > start else (None,)
+            if found.start() > start:
+                yield held[start : found.start()]
+            yield None
             start = found.end()
         keep = found.start() if found else max(start, len(held) - len(separator) + 1)
         if keep > start:
@@ -176,7 +176,9 @@ def _events(chunks: Iterator[str], separator: str) -> Iterator[str | None]:
         held = held[keep:]
     start = 0
     for found in pattern.finditer(held):
-        yield from (held[start : found.start()], None) if found.start() > start else (None,)
+        if found.start() > start:
+            yield held[start : found.start()]
+        yield None
         start = found.end()
     if start < len(held):
         yield held[start:]

@@ -9,8 +9,9 @@ import shutil
 import stat
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,7 +36,6 @@ class Source:
     name: str
     path: Path
     size: int  # bytes
-    spooled: Any = field(default=None, repr=False, compare=False)
 
     def open(self) -> BinaryIO:
         """Open the file for reading bytes.
@@ -64,9 +64,8 @@ def resolve(sources: Sequence[str | Path]) -> list[Source]:
     for source in found:
         real = source.path.resolve()
         if real in seen:
-            raise RungError(
-                f"{source.name} is named twice", "name each file once: a copy would count double, or leak into validation"
-            )
+            hint = "name each file once: a copy would count double, or leak into validation"
+            raise RungError(f"{source.name} is named twice", hint)
         seen[real] = source
     if not any(source.size for source in found):
         raise RungError(f"{', '.join(map(str, sources))}: no text, 0 bytes", "name a file that has text in it")
@@ -137,7 +136,8 @@ def _matching(pattern: str) -> list[Source]:
 def _folder(folder: Path) -> list[Source]:
     if not os.access(folder, os.R_OK | os.X_OK):
         raise RungError(f"{folder} cannot be read: permission denied", "make the folder readable")
-    found = [_source(str(Path(folder.name or folder.resolve().name) / path.relative_to(folder)), path) for path in _walk(folder)]
+    name = Path(folder.name or folder.resolve().name)
+    found = [_source(str(name / path.relative_to(folder)), path) for path in _walk(folder)]
     if not found:
         raise RungError(f"no files in folder {folder}", "hidden files are not taken; name a folder that has text files")
     return found
@@ -159,17 +159,20 @@ def _source(name: str, path: Path) -> Source:
 
 
 def _spooled(name: str, stream: BinaryIO) -> Source:
-    spool = tempfile.NamedTemporaryFile(prefix="rung-")
-    shutil.copyfileobj(stream, spool)
-    spool.flush()
-    size = spool.tell()
+    handle, path = tempfile.mkstemp(prefix="rung-")
+    with os.fdopen(handle, "wb") as spool:
+        shutil.copyfileobj(stream, spool)
+        size = spool.tell()
+    source = Source(name, Path(path), size)
+    weakref.finalize(source, os.unlink, path)
     if not size:
         raise RungError(f"{'standard input' if name == STDIN else name} is empty", "pipe some text in")
-    return Source(name, Path(spool.name), size, spool)
+    return source
 
 
 def _unreadable(name: str, error: OSError) -> RungError:
-    return RungError(f"{name} cannot be read: {(error.strerror or str(error)).lower()}", "look at the path and its permissions")
+    reason = (error.strerror or str(error)).lower()
+    return RungError(f"{name} cannot be read: {reason}", "look at the path and its permissions")
 
 
 def _nearby(path: Path) -> str:

@@ -82,7 +82,7 @@ class Batches:
         return sorted(found)
 
     def _starts(self, step: int) -> np.ndarray:
-        """Return the position of the first input of each row: int64 [B], negative where a row begins before the text."""
+        """Return where each row's first input is: int64 [B], negative where a row begins before the text."""
         rows_B = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
         if self.windows == "random":
             return draw(rows_B, len(self.tokens) - self.context_length, key_of(self.seed, _OFFSET))
@@ -115,9 +115,8 @@ def validation_batches(tokens: Tokens, *, context_length: int, batch_size: int, 
 def check_length(n_tokens: int, least: int) -> None:
     """Raise a RungError when a split is too short to predict anything."""
     if n_tokens < least:
-        raise RungError(
-            f"a split of {n_tokens} tokens is too short: it takes {least} to have a target", "give more text, or hold out more"
-        )
+        problem = f"a split of {n_tokens} tokens is too short: it takes {least} to have a target"
+        raise RungError(problem, "give more text, or hold out more of it")
 
 
 # Helpers

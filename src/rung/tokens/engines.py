@@ -36,7 +36,9 @@ class UnknownCharacter(RungError):
 # Models by kind
 
 
-def byte_level_bpe(vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], end: str | None) -> tokenizers.Tokenizer:
+def byte_level_bpe(
+    vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], end: str | None
+) -> tokenizers.Tokenizer:
     """Return a byte-level BPE tokenizer as GPT-2's, with ``end`` as a special token."""
     import tokenizers
     from tokenizers import decoders, models
@@ -87,7 +89,8 @@ def kind_of(spec: dict[str, Any]) -> Kind:
     """Return the kind of a parsed tokenizer.json: ours by its parts, else "file"."""
     model, pre = spec["model"], spec["pre_tokenizer"]
     added = {token["content"] for token in spec["added_tokens"]}
-    plain = [token for token in model.get("vocab", ()) if token not in added] if isinstance(model.get("vocab"), dict) else []
+    vocabulary = model.get("vocab")
+    plain = [token for token in vocabulary if token not in added] if isinstance(vocabulary, dict) else []
     if spec["normalizer"] or spec["post_processor"] or not plain:
         return "file"
     if model["type"] == "WordLevel" and model["unk_token"] == "" and all(len(token) == 1 for token in plain):
@@ -108,7 +111,9 @@ def kind_of(spec: dict[str, Any]) -> Kind:
 # Bytes of each id
 
 
-def bytes_of_ids(inner: tokenizers.Tokenizer, spec: dict[str, Any], vocab_size: int, special: frozenset[int]) -> list[bytes]:
+def bytes_of_ids(
+    inner: tokenizers.Tokenizer, spec: dict[str, Any], vocab_size: int, special: frozenset[int]
+) -> list[bytes]:
     """Return the UTF-8 bytes that each id stands for; none for special tokens and for ids without a token."""
     kind = kind_of(spec)
     added = inner.get_added_tokens_decoder()
@@ -153,7 +158,7 @@ def _visible_bytes(token: str) -> bytes:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's bijection from visible characters to bytes: printable Latin-1 is itself, the rest is from U+0100 on."""
+    """Return GPT-2's bijection from visible characters to bytes: printable Latin-1 is itself, the rest from U+0100."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
@@ -229,9 +234,8 @@ def _tiktoken_engine(inner: tokenizers.Tokenizer, spec: dict[str, Any], table: l
             return None
         rank[joined] = len(rank)
     id_of_rank = np.array([vocabulary[token] for token in rank], np.int32)
-    core = tiktoken.Encoding(
-        "rung", pat_str=GPT2_PATTERN, mergeable_ranks={table[vocabulary[t]]: n for t, n in rank.items()}, special_tokens={}
-    )
+    ranks = {table[vocabulary[token]]: n for token, n in rank.items()}
+    core = tiktoken.Encoding("rung", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
     slow = _library_engine(inner)
 
     def encode(text: str) -> np.ndarray:
@@ -247,10 +251,20 @@ def _tiktoken_engine(inner: tokenizers.Tokenizer, spec: dict[str, Any], table: l
 
 
 _AWKWARD = (
-    "I'll they've we're I'm he's it'd don't 'S 'LL'll ''s", "  a  b \n\n c\t\td \r\n\r\n e  ", "\u00a0a\u3000b\u2028c\u0085d\u200be",
-    "x1y22z333 \u00bd\u00b2\u2167 \u0663\u0967", "\u00e9e\u0301 \u00c5 \ufb01 \U0001f600\u200d\U0001f1ef\U0001f1f5", "\u56fd\u5883\u306e\u9577\u3044\u30c8\u30f3\u30cd\u30eb\u3092\u629c\u3051\u308b\u3068",
-    "<|endoftext|>", "!!!??? ...--- \u2014\u2026", "\x00\x01\x1f\x7f", "a" * 300, " " * 300 + "a", "\n" * 300, "ab" * 200 + " " + "ba" * 200,
-)  # fmt: skip
+    "I'll they've we're I'm he's it'd don't 'S 'LL'll ''s",
+    "  a  b \n\n c\t\td \r\n\r\n e  ",
+    "\u00a0a\u3000b\u2028c\u0085d\u200be",
+    "x1y22z333 \u00bd\u00b2\u2167 \u0663\u0967",
+    "\u00e9e\u0301 \u00c5 \ufb01 \U0001f600\u200d\U0001f1ef\U0001f1f5",
+    "国境の長いトンネルを抜けると",
+    "<|endoftext|>",
+    "!!!??? ...--- \u2014\u2026",
+    "\x00\x01\x1f\x7f",
+    "a" * 300,
+    " " * 300 + "a",
+    "\n" * 300,
+    "ab" * 200 + " " + "ba" * 200,
+)
 
 
 # Helpers
@@ -265,6 +279,5 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UnknownCharacter(
-            text[error.start], error.start, "is half of a surrogate pair, which is no text", "decode the source properly first"
-        ) from None
+        problem, hint = "is half of a surrogate pair, which is no text", "decode the source properly first"
+        raise UnknownCharacter(text[error.start], error.start, problem, hint) from None

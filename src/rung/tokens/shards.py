@@ -14,6 +14,7 @@ from rung.errors import RungError
 
 _HEADER_BYTES = 512  # reserved while the lengths are not known; the format lets a header end in spaces
 _DTYPES = {"U8": "<u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
+_TENSORS = ("tokens", "document_starts")
 _CODES = {"uint16": "U16", "uint32": "U32"}
 
 
@@ -64,21 +65,22 @@ def read_shard(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             if not 2 <= length <= min(100_000_000, path.stat().st_size - 8):  # the format's own bound
                 raise ValueError("its header is longer than the file")
             header: dict[str, Any] = json.loads(file.read(length))
-            tensors = {name: _checked(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
+            tensors = {
+                name: _tensor(path, name, entry, 8 + length) for name, entry in header.items() if name in _TENSORS
+            }
     except FileNotFoundError:
         raise RungError(f"no file {path}", "build the token store again") from None
     except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise RungError(f"{path} is not a safetensors file: {error}", "it may be cut short; build the token store again") from None
+        hint = "it may be cut short; build the token store again"
+        raise RungError(f"{path} is not a safetensors file of tokens: {error}", hint) from None
     if "tokens" not in tensors:
-        raise RungError(f"{path} has no tensor named tokens", f"it has {', '.join(tensors) or 'none'}; see docs/formats.md")
+        raise RungError(f"{path} has no tensor named tokens", f"it has {', '.join(header)}; see docs/formats.md")
     starts = tensors.get("document_starts")
     return tensors["tokens"], None if starts is None else np.array(starts, np.int64)
 
 
-def _checked(path: Path, name: str, entry: dict[str, Any], base: int) -> np.ndarray:
-    """Return one tensor of the file, mapped; only the ones that we know are looked at."""
-    if name not in ("tokens", "document_starts"):
-        return np.empty(0)
+def _tensor(path: Path, name: str, entry: dict[str, Any], base: int) -> np.ndarray:
+    """Return one tensor of the file, memory-mapped; the data of all tensors begin at byte ``base``."""
     begin, end = entry["data_offsets"]
     if entry["dtype"] not in _DTYPES or len(entry["shape"]) != 1:
         raise ValueError(f"{name} is {entry['dtype']} {entry['shape']}, not one row of whole numbers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -28,6 +29,7 @@ from rung.tokens.tokenizer import Tokenizer, umask
 
 VERSION = 1
 DATASET = "dataset.json"
+TOKENIZER = "tokenizer.json"  # a copy of the one that made the tokens
 SPLITS = ("train", "validation", "test")
 SHARD_TOKENS = 1 << 27
 
@@ -40,8 +42,8 @@ class Tokens:
     """One split, memory-mapped. ``len`` is its number of tokens.
 
     ``document_starts``: int64, the position of the first token of each document. ``text_bytes``: UTF-8 bytes of its
-    text (0: not known). ``end_id``: the id of the end of text (None: not known). ``names``: of its documents, where they are
-    few enough to be listed.
+    text (0: not known). ``end_id``: the id of the end of text (None: not known). ``names``: of its documents, where
+    they are few enough to be listed.
     """
 
     def __init__(
@@ -96,18 +98,34 @@ class Tokens:
 class TokenStore:
     """The tokens of a text, by split, and what they were made from.
 
-    ``splits``: the names of its splits. ``info``: what dataset.json says. ``empty_documents``: how many documents had no
-    text and are not in the store. ``tokenizer_hash``: None for a bare file of tokens.
+    ``splits``: the names of its splits. ``info``: what dataset.json says. ``empty_documents``: how many documents had
+    no text and are not in the store. ``tokenizer_hash``, ``vocab_size``: None for a bare file of tokens. ``identity``:
+    SHA-256 that changes with the text, the tokenizer or the settings that the store was made from.
     """
 
     def __init__(self, path: Path, info: dict[str, Any], splits: dict[str, Tokens]):
         self.path = path
         self.info = info
         self.splits = tuple(splits)
+        self.identity = _identity(path, info)
         self.empty_documents: int = info.get("empty_documents", 0)
         self.tokenizer_hash: str | None = info.get("tokenizer", {}).get("hash")
         self.vocab_size: int | None = info.get("tokenizer", {}).get("vocab_size")
         self._splits = splits
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of text in all splits; 0 for a bare file of tokens, which does not know."""
+        return sum(tokens.text_bytes for tokens in self._splits.values())
+
+    def describe(self) -> str:
+        """Return one line on what is in the store, for people."""
+        counts = [
+            f"{name} {len(tokens):,} tokens ({len(tokens.document_starts):,} documents, {tokens.text_bytes:,} bytes)"
+            for name, tokens in self._splits.items()
+        ]
+        empty = f"; {self.empty_documents:,} empty documents left out" if self.empty_documents else ""
+        return ", ".join(counts) + empty
 
     def split(self, name: str) -> Tokens:
         """Return one split.
@@ -123,7 +141,7 @@ class TokenStore:
     def open(cls, path: str | Path, tokenizer: Tokenizer | None = None) -> TokenStore:
         """Open a store folder, or a bare safetensors file with one ``tokens`` tensor as the split ``train``.
 
-        A bare file may have its ``document_starts``; else they are found by the end of text, where ``tokenizer`` is given.
+        A bare file may have ``document_starts``; else they are found by the end of text, where ``tokenizer`` is given.
 
         Raises:
             RungError: nothing there, an unfinished or newer store, shards that do not match dataset.json.
@@ -132,14 +150,16 @@ class TokenStore:
         if path.is_file():
             return cls(path, {}, {"train": _bare(path, tokenizer)})
         if not (path / DATASET).is_file():
-            raise RungError(f"no token store at {path}", f"a store is a folder with {DATASET}: rung tokens build makes one")
+            hint = f"a store is a folder with {DATASET}: rung tokens build makes one"
+            raise RungError(f"no token store at {path}", hint)
         try:
             info = json.loads((path / DATASET).read_text(encoding="utf-8"))
             version = info["version"]
         except (ValueError, KeyError, TypeError):
             raise RungError(f"{path / DATASET} is not a dataset file", "build the token store again") from None
         if version != VERSION:
-            raise RungError(f"{path} has version {version}, and this is version {VERSION}", "build the token store again")
+            problem = f"{path} is of version {version}, and version {VERSION} is known here"
+            raise RungError(problem, "build the token store again")
         return cls(path, info, {name: _split_of(path, info, name) for name in SPLITS if name in info["splits"]})
 
     def differences(
@@ -224,6 +244,7 @@ def build_store(
                 "validation_sources": [fingerprint(source, full_hash) for source in validation],
             }
             build.run(_parts(training, validation, held_out, data, on_progress))
+            tokenizer.save(partial / TOKENIZER)
             _write_json(partial / DATASET, build.finish() | made_from)
             _publish(partial, out)
         except BaseException:
@@ -231,7 +252,8 @@ def build_store(
             shutil.rmtree(partial, ignore_errors=True)
             raise
     except OSError as error:
-        raise RungError(f"cannot write {out}: {(error.strerror or str(error)).lower()}", "look at the disk and the folder") from None
+        reason = (error.strerror or str(error)).lower()
+        raise RungError(f"cannot write {out}: {reason}", "look at the disk and the folder") from None
     return TokenStore.open(out)
 
 
@@ -367,20 +389,20 @@ class _Build:
 
     def _write(self, split: str, part: _Begin | str | _End, future: Future | None) -> None:
         writer = self._splits[split]
-        if isinstance(part, _Begin):
-            writer.begin(part)
-        elif future:
-            writer.write(self._encoded(future, writer), utf8_length(part), len(part))
-        elif not writer.document:
-            self._empty += 1
-        else:
-            writer.end(self._tokenizer.end_id if part.whole else None)
-
-    def _encoded(self, future: Future, writer: _SplitWriter) -> np.ndarray:
-        try:
-            return future.result()
-        except UnknownCharacter as error:
-            raise error.at(writer.offset, writer.document.name) from None
+        match part:
+            case _Begin():
+                writer.begin(part)
+            case str():
+                assert future
+                try:
+                    ids = future.result()
+                except UnknownCharacter as error:
+                    raise error.at(writer.offset, writer.document) from None
+                writer.write(ids, utf8_length(part), len(part))
+            case _End():
+                if not writer.document:
+                    self._empty += 1
+                writer.end(self._tokenizer.end_id if part.whole else None)
 
 
 class _SplitWriter:
@@ -388,7 +410,7 @@ class _SplitWriter:
 
     def __init__(self, folder: Path, name: str, dtype: str, shard_tokens: int):
         self.n_tokens = self.n_documents = self.n_bytes = self.n_chars = 0
-        self.document: _Begin | None = None  # the one that is being written
+        self.document = ""  # the name of the one that is being written
         self.offset = 0  # characters of it that are written, or belong to another split
         self._folder, self._name, self._dtype, self._shard_tokens = folder, name, dtype, shard_tokens
         self._shard: ShardWriter | None = None
@@ -397,7 +419,7 @@ class _SplitWriter:
         self._starts: list[int] = []  # of documents that have begun, but have no token yet
 
     def begin(self, document: _Begin) -> None:
-        self.document, self.offset = document, document.offset
+        self.document, self.offset = document.name, document.offset
         self.n_documents += 1
         if len(self._names) < MAX_NAMES:
             self._names.append(document.name)
@@ -410,7 +432,7 @@ class _SplitWriter:
         self._append(tokens)
 
     def end(self, end_id: int | None) -> None:
-        self.document = None
+        self.document = ""
         if end_id is not None:
             self._append(np.array([end_id]))
 
@@ -491,6 +513,18 @@ def _as_sources(sources: Sequence[str | Path] | Sequence[Source]) -> list[Source
 
 def _shard_name(split: str, k: int, count: int) -> str:
     return f"{split}-{k:05d}-of-{count:05d}.safetensors"
+
+
+def _identity(path: Path, info: dict[str, Any]) -> str:
+    if not info:
+        made_from: Any = fingerprint(Source(path.name, path, path.stat().st_size))
+    else:
+        # A name may change with the folder that a text is read from; its content may not.
+        sources = {key: [entry["sha256"] for entry in info[key]] for key in ("sources", "validation_sources")}
+        splits = {name: {**said, "names": None, "shards": None} for name, said in info["splits"].items()}
+        settings = {name: value for name, value in info["data"].items() if name != "validation"}
+        made_from = [info["version"], info["tokenizer"], sources, splits, settings]
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

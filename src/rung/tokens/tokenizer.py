@@ -33,13 +33,27 @@ _MIN_BPE = 257  # 256 bytes and the end of text
 
 # Each once broke some tokenizer's round trip.
 _PROBES = (
-    "a", " a", "  two  spaces  ", "trailing ", "\ttab\n\n new", "CR\r\nLF\rCR", "\x00\x01\x1b\x7f\x85\xa0", "\ufeffmark",
-    "line\u2028para\u2029", "caf\u00e9 cafe\u0301 \ufb01 \u00c5 \u212b", "Stra\u00dfe STRASSE \u0130i", "\u2581a_\u2581\u2581b", "\u0120a\u010ab",
-    "\u56fd\u5883\u306e\u9577\u3044\u30c8\u30f3\u30cd\u30eb \u96ea\u3000\u3002", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0645\u0631\u062d\u0628\u0627 \u0928\u092e\u0938\u094d\u0924\u0947",
-    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1ef\U0001f1f5 \u2764\ufe0f", "\U00013000\U0010ffff\ue000\ufffd\ufffe", "don't I'll , . ! ?  it 's n't",
-    "<|endoftext|> <s></s> [UNK][SEP][CLS] <unk> <|im_start|>user <0x41> ##ing @@ </w>", "1234567890 3.14 \u0663\u0664", "`` '' \u2018 \u2019 \u2026 -- \u2014",
-    "\u17d2\u094d\u0301", "".join(map(chr, range(1, 128))),
-)  # fmt: skip
+    "a",
+    " a",
+    "  two  spaces  ",
+    "trailing ",
+    "\ttab\n\n new",
+    "CR\r\nLF\rCR",
+    "\x00\x01\x1b\x7f\x85\xa0",
+    "\ufeffmark",
+    "line\u2028para\u2029",
+    "caf\u00e9 cafe\u0301 \ufb01 \u00c5 \u212b",  # composed and not: normalisation would show
+    "Straße STRASSE \u0130i",
+    "\u2581a_\u2581\u2581b \u0120a\u010ab",  # what tokenizers write for spaces and line ends
+    "国境の長いトンネル 雪　。",
+    "สวัสดี مرحبا नमस्ते \u17d2\u094d\u0301",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1ef\U0001f1f5 \u2764\ufe0f",
+    "\U00013000\U0010ffff\ue000\ufffd\ufffe",
+    "don't I'll , . ! ?  it 's n't `` '' \u2018 \u2019 \u2026 -- \u2014",
+    "<|endoftext|> <s></s> [UNK][SEP][CLS] <unk> <|im_start|>user <0x41> ##ing @@ </w>",
+    "1234567890 3.14 \u0663\u0664",
+    "".join(map(chr, range(1, 128))),
+)
 
 
 class Tokenizer:
@@ -64,7 +78,8 @@ class Tokenizer:
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.special_ids = frozenset(i for i, token in inner.get_added_tokens_decoder().items() if token.special)
         self.end_id: int = _end_id(vocabulary)
-        self._bytes: list[bytes] = engines.bytes_of_ids(inner, self._spec, self.vocab_size, self.special_ids | {self.end_id})
+        silent = self.special_ids | {self.end_id}
+        self._bytes: list[bytes] = engines.bytes_of_ids(inner, self._spec, self.vocab_size, silent)
         self.token_bytes: np.ndarray = np.fromiter(map(len, self._bytes), np.int32, self.vocab_size)
         self._engine = engines.engine_for(self.kind, inner, self._spec, self._bytes)
 
@@ -116,7 +131,7 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def pieces(self, text: str) -> list[tuple[str, int]]:
-        """Return the pieces of ``text`` with their ids; a piece that is not whole characters shows as ``\\xe5\\x9b``."""
+        r"""Return the pieces of ``text`` with their ids; one that is not whole characters shows as ``\xe5\x9b``."""
         return [(self.show(i), i) for i in self.encode(text).tolist()]
 
     def show(self, token_id: int) -> str:
@@ -148,7 +163,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, allow_lossy: bool = False) -> Tokenizer:
-        """Read a tokenizer.json, or GPT-2's vocabulary and merges (a folder that holds either, or one of the two files).
+        """Read a tokenizer.json, or GPT-2's vocabulary and merges: a folder that holds them, or one of its files.
 
         Raises:
             RungError: no such file, not a tokenizer, no end-of-text token, or texts that do not come back (the line
@@ -251,9 +266,11 @@ def _read(path: Path) -> tokenizers.Tokenizer:
         for pair in _GPT2_FILES:
             if all((path / name).is_file() for name in pair):
                 return _read_gpt2(*(path / name for name in pair))
-        raise RungError(f"no tokenizer in folder {path}", "it should hold tokenizer.json, or encoder.json and vocab.bpe")
+        hint = "it should hold tokenizer.json, or encoder.json and vocab.bpe"
+        raise RungError(f"no tokenizer in folder {path}", hint)
     if not path.is_file():
-        raise RungError(f"no tokenizer file {path}", "name a tokenizer.json, or a folder with encoder.json and vocab.bpe")
+        hint = "name a tokenizer.json, or a folder with encoder.json and vocab.bpe"
+        raise RungError(f"no tokenizer file {path}", hint)
     for pair in _GPT2_FILES:
         if path.name in pair:
             files = [path.with_name(name) for name in pair]
@@ -273,15 +290,18 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
         raise RungError(f"{path} cannot be read: {error.strerror}", "look at its permissions") from None
     except Exception as error:  # the library raises bare Exception, whatever is wrong with the file
         reason = str(error).split("\n")[0]
-        raise RungError(f"{path} is not a tokenizer.json: {reason}", "it should be a file that the tokenizers library wrote") from None
+        hint = "it should be a file that the tokenizers library wrote"
+        raise RungError(f"{path} is not a tokenizer.json: {reason}", hint) from None
 
 
 def _read_gpt2(vocabulary: Path, merges: Path) -> tokenizers.Tokenizer:
     try:
         ids = json.loads(vocabulary.read_text(encoding="utf-8"))
         lines = merges.read_text(encoding="utf-8").split("\n")
-        pairs = [(left, right) for line in lines if line and not line.startswith("#version") for left, right in [line.split(" ")]]
+        rules = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        pairs = [(left, right) for left, right in rules]
         return engines.byte_level_bpe(ids, pairs, END if END in ids else None)
     except (ValueError, AttributeError, OSError) as error:
         reason = str(error).split("\n")[0]
-        raise RungError(f"{vocabulary} and {merges.name} are not GPT-2's files: {reason}", "see docs/formats.md for their shape") from None
+        problem = f"{vocabulary} and {merges.name} are not GPT-2's files: {reason}"
+        raise RungError(problem, "a vocabulary is JSON of token to id; merges are lines of two tokens") from None
