@@ -108,8 +108,9 @@ def unflatten(flat: Mapping[str, Any]) -> Tree:
         else:
             tree[name] = leaf
     tree.update({name: unflatten(below) for name, below in children.items()})
-    if tree and all(name.isdecimal() for name in tree):
-        return [tree[str(index)] for index in range(len(tree))]
+    numbers = [str(index) for index in range(len(tree))]
+    if tree and tree.keys() == set(numbers):
+        return [tree[number] for number in numbers]
     return tree
 
 

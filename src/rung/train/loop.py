@@ -6,6 +6,7 @@ It knows no listeners. Who wants to hear of a step, a validation or a save is ha
 from __future__ import annotations
 
 import dataclasses
+import math
 import queue
 import threading
 import time
@@ -197,7 +198,8 @@ class Loop:
         result = self.evaluate(state["weights"])
         self._last_evaluation = result
         done = self._progress
-        is_best = done.best_loss is None or result.loss < done.best_loss
+        # A loss that is not a number is never the best: nothing that comes later would be below it.
+        is_best = result.loss < (math.inf if done.best_loss is None else done.best_loss)
         if is_best:
             self._progress = dataclasses.replace(done, best_step=done.step, best_loss=result.loss)
             if self.write_weights is not None:

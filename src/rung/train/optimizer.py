@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +81,14 @@ def _muon(weights: list[Weight], config: TrainConfig) -> optax.GradientTransform
     }
     return optax.chain(
         optax.contrib.scale_by_muon(weight_dimension_numbers=dimensions),
-        optax.contrib.scale_by_shape(dimensions),
+        _scaled_by_shape(weights),
         _decay(weights, config),
     )
+
+
+def _scaled_by_shape(weights: list[Weight]) -> optax.GradientTransformation:
+    scales = {weight.path: math.sqrt(max(1.0, weight.size / weight.fan_in**2)) for weight in weights}
+    return optax.stateless(lambda updates, _: {path: scales[path] * update for path, update in updates.items()})
 
 
 def _decay(weights: list[Weight], config: TrainConfig) -> optax.GradientTransformation:

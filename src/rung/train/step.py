@@ -23,7 +23,10 @@ _DATA_KEY = 1  # folded into the seed for the keys of rows, which initialisation
 
 
 class Model(Protocol):
-    """What the harness asks of a model. ``rung.model.Decoder`` is one, and so is a Flax module in its adapter."""
+    """What the harness asks of a model. ``rung.model.Decoder`` is one, and so is a Flax module in its adapter.
+
+    A model whose initial values its table does not tell has ``initialize(seed) -> Tree`` besides.
+    """
 
     def weights(self) -> WeightTable:
         """Return the table of weights."""
@@ -40,7 +43,7 @@ def initial_state(model: Model, optimizer: Optimizer, seed: int, mesh: jax.shard
     """Return the state before the first step, its arrays on the devices of ``mesh``."""
 
     def make() -> State:
-        weights = initialize(model.weights(), seed)
+        weights = initial_weights(model, seed)
         return {
             "weights": weights,
             "optimizer": optimizer.init(weights),
@@ -49,6 +52,12 @@ def initial_state(model: Model, optimizer: Optimizer, seed: int, mesh: jax.shard
         }
 
     return jax.jit(make, out_shardings=replicated(mesh))()
+
+
+def initial_weights(model: Model, seed: int) -> Tree:
+    """Return a model's own initial weights, where it has ``initialize``, else those of its table; float32."""
+    own = getattr(model, "initialize", None)
+    return initialize(model.weights(), seed) if own is None else own(seed)
 
 
 def make_step(

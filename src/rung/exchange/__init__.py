@@ -1,0 +1,1 @@
+"""Weights and modules from elsewhere: Hugging Face state dicts, and Flax modules trained in our harness."""
