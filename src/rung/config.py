@@ -136,6 +136,9 @@ class TrainConfig:
     )
     warmup_steps: int = setting(0, "linear warm-up", unit="steps", low=0)
     warmup_tokens: int = setting(0, "linear warm-up, in target tokens; instead of warmup_steps", unit="tokens", low=0)
+    warmup_fraction: float = setting(
+        0.0, "linear warm-up, as a part of the run; instead of warmup_steps", low=0, high=1
+    )
     decay_steps: int = setting(0, "wsd: length of the decay; 0: a fifth of the run", unit="steps", low=0)
     decay_tokens: int = setting(0, "wsd: length of the decay; instead of decay_steps", unit="tokens", low=0)
     beta1: float = setting(0.9, "AdamW: decay of the mean of gradients", low=0, high=1, open_high=True)
@@ -263,8 +266,7 @@ def from_dict(values: Mapping[str, Any], base: Config | None = None, where: str 
     Raises:
         RungError: an unknown field (the hint names the nearest), or a value of another type.
     """
-    changes = {path: value for path, value in _leaves(values)}
-    return override(base or Config(), changes, where)
+    return override(base or Config(), dict(_leaves(values)), where)
 
 
 def override(config: Config, changes: Mapping[str, Any], where: str = "config") -> Config:
@@ -279,6 +281,45 @@ def override(config: Config, changes: Mapping[str, Any], where: str = "config") 
             raise RungError(f"{where}: unknown setting {path!r}", nearest(path, known))
         config = _replaced(config, path.split("."), _checked(path, known[path], value, where))
     return config
+
+
+_LENGTHS = ("train.steps", "train.tokens", "train.epochs")
+_WARMUPS = ("train.warmup_steps", "train.warmup_tokens", "train.warmup_fraction")
+
+
+def adapt(base: Config, changes: Mapping[str, Any], where: str = "config") -> tuple[Config, list[str]]:
+    """Return ``base`` with a person's ``changes`` put in, and a line for each setting that had to follow them.
+
+    A length of the run (in steps, tokens or epochs) takes the place of the base's in whatever unit; so does a warm-up.
+    A base whose warm-up or decay is in steps, made shorter or longer by ``train.steps`` alone, has them scaled with it.
+
+    Raises:
+        RungError: as ``override``.
+    """
+    follow: dict[str, Any] = {}
+    notes = []
+    for group in (_LENGTHS, _WARMUPS):
+        if any(changes.get(path) for path in group):
+            follow |= {path: type(_get(base, path))(0) for path in group}
+    steps = changes.get("train.steps", 0)
+    for path in ("train.warmup_steps", "train.decay_steps"):
+        old = _get(base, path)
+        if steps and base.train.steps and old and path not in {**follow, **changes}:
+            follow[path] = round(old * steps / base.train.steps)
+            notes.append(f"{path} {old} -> {follow[path]}, as train.steps {base.train.steps} -> {steps}")
+    return override(base, {**follow, **changes}, where), notes
+
+
+def checked(settings: Any, where: str = "flag") -> Any:
+    """Return a part of the config, such as a ``GenerateConfig``, after checking every value in it.
+
+    Raises:
+        RungError: a value of another type, or out of its bounds.
+    """
+    for path, declared in fields(type(settings)):
+        value = check_value(path, field_type(type(settings), path), _get(settings, path), where)
+        check_bounds(path, declared.metadata["setting"], value, where)
+    return settings
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -374,9 +415,12 @@ def _check_training(config: Config) -> None:
         raise RungError(
             f"the length of the run is given more than once: {named}", "keep one of them; set the others to 0"
         )
-    for name in ("warmup", "decay"):
-        if getattr(train, f"{name}_steps") and getattr(train, f"{name}_tokens"):
-            raise RungError(f"both train.{name}_steps and train.{name}_tokens are given", "keep one of them")
+    for names in (("warmup_steps", "warmup_tokens", "warmup_fraction"), ("decay_steps", "decay_tokens")):
+        given = [f"train.{name} {getattr(train, name):g}" for name in names if getattr(train, name)]
+        if len(given) > 1:
+            raise RungError(
+                f"one length is given more than once: {' and '.join(given)}", "keep one; set the others to 0"
+            )
     if train.steps and train.warmup_steps > train.steps:
         raise RungError(
             f"train.warmup_steps {train.warmup_steps} is over train.steps {train.steps}",
@@ -401,6 +445,12 @@ def _check_training(config: Config) -> None:
 
 
 # Helpers
+
+
+def _get(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
 
 
 def _round_up(number: int, multiple: int) -> int:

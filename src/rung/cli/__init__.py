@@ -1,0 +1,82 @@
+"""The command line: one module a command, which parses, calls one function, and prints.
+
+The command is dispatched before anything heavy is imported, so that ``rung --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from rung.errors import RungError, nearest
+
+COMMANDS = {
+    "demo": "train on six novels of Jane Austen and write a report: the whole of Rung in minutes",
+    "train": "train a model on text: tokenizer, tokens, preset, training",
+    "resume": "continue a run from its last checkpoint",
+    "generate": "continue a prompt with a trained model",
+    "evaluate": "held-out loss, perplexity and bits per byte of a run",
+    "tokenizer": "train, use and look at tokenizers",
+    "tokens": "tokenize text once, to train on it many times",
+    "config": "show a preset, with overrides, and its parameter count",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status.
+
+    0 done, 1 failed, 2 the user's mistake, 3 stopped early but resumable.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(arguments)
+    except RungError as error:
+        sys.stdout.flush()
+        print(f"rung: {error.problem}\nhint: {error.hint}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("\nrung: interrupted", file=sys.stderr)
+        return 3
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from rung import __version__
+
+        print(f"rung {__version__}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        raise RungError(f"unknown command {name!r}", nearest(name, COMMANDS))
+    # Text in and out is UTF-8 whatever the locale says.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    return importlib.import_module(f"rung.cli.{name}").run(arguments[1:])
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: rung COMMAND ...",
+            "",
+            "Train language models from scratch: from any text file to a tokenizer, a trained model and generated text.",
+            "",
+            *lines,
+            "",
+            "`rung COMMAND --help` says more of each.   Start with:",
+            "",
+            "  rung train my-novel.txt",
+            '  rung generate runs/my-novel "Once upon a time"',
+        ]
+    )

@@ -1,0 +1,7 @@
+"""``python -m rung.cli``."""
+
+import sys
+
+from rung.cli import main
+
+sys.exit(main())

@@ -1,0 +1,29 @@
+"""``rung config``: show a preset with overrides, resolved, and its parameter count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rung import config as settings
+from rung.cli.flags import Parser, print_result, say
+from rung.cli.training_flags import add_training_flags, base_of, changes_of
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    parser = Parser("config", "Show a config, resolved, as TOML, and the number of parameters of its model.")
+    add_training_flags(parser)
+    parsed = parser.parse_args(arguments)
+    config, notes = settings.adapt(base_of(parsed) or settings.Config(), changes_of(parsed), "flag")
+    for note in notes:
+        say(note)
+    config = settings.resolve(config)
+
+    from rung.model import Decoder
+    from rung.model.decoder import with_vocabulary
+    from rung.model.weights import parameter_count
+
+    parameters = parameter_count(Decoder(with_vocabulary(config.model, config.tokenizer.vocab_size)).weights())
+    text = f"# {parameters:,} parameters\n{settings.to_toml(config)}"
+    print_result({"parameters": parameters, "config": settings.to_dict(config)}, parsed.json, text.rstrip())
+    return 0

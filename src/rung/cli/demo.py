@@ -1,0 +1,33 @@
+"""``rung demo``: the whole of Rung on the novels that ship with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rung.cli.flags import Parser, print_result, say
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    parser = Parser("demo", "Train on six novels of Jane Austen for a few minutes; print held-out loss and a sample.")
+    parser.add_argument("--run", metavar="DIR", help="the run folder (default: runs/demo, or the next number)")
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps (default: the preset's)")
+    parsed = parser.parse_args(arguments)
+
+    from rung.run.demo import demo
+
+    result = demo(parsed.run, parsed.steps, say=say)
+    text = "\n".join(
+        [
+            "",
+            result["sample"],
+            "",
+            f"held-out: {result['bits_per_byte']:.3f} bits per byte, loss {result['validation_loss']:.3f} nats per token, "
+            f"perplexity {result['perplexity']:.1f}",
+            f"report:   {result['report']}",
+            f"run:      {result['run']}",
+            f'next:     rung generate {result["run"]} "It is a truth universally acknowledged"',
+        ]
+    )
+    print_result(result, parsed.json, text)
+    return 3 if result["stopped"] else 0

@@ -1,0 +1,33 @@
+"""``rung evaluate``: held-out loss of a run, or its loss on other text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rung.cli.flags import Parser, print_result
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    parser = Parser("evaluate", "Loss, perplexity and bits per byte of a run's weights, over all of a split or a text.")
+    parser.add_argument("run", metavar="RUN", help="the run folder")
+    parser.add_argument(
+        "--text", action="append", default=[], metavar="FILE", help="a text instead of the run's own split"
+    )
+    parser.add_argument("--split", default="validation", help="a split of the run's tokens (default: validation)")
+    parsed = parser.parse_args(arguments)
+
+    from rung.run.use import evaluate
+
+    held_out = evaluate(parsed.run, parsed.text, parsed.split)
+    result = {
+        "loss": held_out.loss,
+        "perplexity": held_out.perplexity,
+        "bits_per_byte": held_out.bits_per_byte,
+        "targets": held_out.targets,
+    }
+    text = f"loss {held_out.loss:.4f} nats per token, perplexity {held_out.perplexity:.2f}"
+    if held_out.bits_per_byte is not None:
+        text += f", {held_out.bits_per_byte:.4f} bits per byte"
+    print_result(result, parsed.json, f"{text}, over {held_out.targets:,} tokens")
+    return 0

@@ -1,0 +1,133 @@
+"""``rung tokenizer``: train a tokenizer, encode and decode with one, look at its pieces."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rung.cli.flags import Parser, add_settings, given_settings, print_result, say
+from rung.config import Config, DataConfig, TokenizerConfig, override
+from rung.errors import RungError, nearest
+
+if TYPE_CHECKING:
+    from rung.tokens.tokenizer import Tokenizer
+
+ACTIONS = {
+    "train": "learn a vocabulary from text",
+    "encode": "standard input to token ids, separated by spaces",
+    "decode": "token ids on standard input to text",
+    "show": "the pieces and ids of a text, coloured",
+}
+
+_COLOURS = (24, 58, 53, 22, 88)  # backgrounds of the 256-colour table that white text is legible on
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: rung tokenizer ACTION ...\n")
+        print("\n".join(f"  {name:<7} {text}" for name, text in ACTIONS.items()))
+        print("\n`rung tokenizer ACTION --help` says more of each.")
+        return 0
+    if arguments[0] not in ACTIONS:
+        raise RungError(f"unknown action {arguments[0]!r} of rung tokenizer", nearest(arguments[0], ACTIONS))
+    return {"train": _train, "encode": _encode, "decode": _decode, "show": _show}[arguments[0]](arguments[1:])
+
+
+def _train(arguments: Sequence[str]) -> int:
+    parser = Parser("tokenizer train", "Learn a tokenizer from text: byte-level BPE, or one token a character or byte.")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders, globs, or - for standard input")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    add_settings(parser, TokenizerConfig, {})
+    add_settings(parser, DataConfig, {})
+    parsed = parser.parse_args(arguments)
+    if Path(parsed.out).exists() and not parsed.overwrite:
+        raise RungError(f"{parsed.out} exists", "name another file, or replace it with --overwrite")
+    changes = {f"tokenizer.{path}": value for path, value in given_settings(parsed, TokenizerConfig).items()}
+    changes |= {f"data.{path}": value for path, value in given_settings(parsed, DataConfig).items()}
+    config = override(Config(), changes, "flag")
+
+    from rung.run.store import train_tokenizer
+
+    tokenizer = train_tokenizer(parsed.sources, config, parsed.out, say=say)
+    result = {
+        "tokenizer": parsed.out,
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "hash": tokenizer.hash,
+    }
+    print_result(result, parsed.json, f"{parsed.out}: {tokenizer.kind}, {tokenizer.vocab_size:,} entries")
+    return 0
+
+
+def _encode(arguments: Sequence[str]) -> int:
+    tokenizer = _loaded("tokenizer encode", ACTIONS["encode"], arguments)
+    data = sys.stdin.buffer.read()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RungError(
+            f"standard input: byte {error.start} is not UTF-8", "convert it, as with iconv -t UTF-8"
+        ) from None
+    sys.stdout.write(" ".join(map(str, tokenizer.encode(text).tolist())) + "\n")
+    return 0
+
+
+def _decode(arguments: Sequence[str]) -> int:
+    tokenizer = _loaded("tokenizer decode", ACTIONS["decode"], arguments)
+    words = sys.stdin.read().split()
+    for word in words:
+        if not word.isascii() or not word.isdigit():
+            raise RungError(f"standard input: {word[:40]!r} is no token id", "give ids separated by spaces")
+    # Bytes, so that what was encoded comes back as it was, to the last line end.
+    sys.stdout.buffer.write(tokenizer.decode_bytes([int(word) for word in words]))
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def _loaded(command: str, description: str, arguments: Sequence[str]) -> Tokenizer:
+    parser = Parser(command, description)
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="FILE", help="tokenizer.json, GPT-2's files, or a run folder"
+    )
+    parser.add_argument(
+        "--allow-lossy", action="store_true", help="accept a tokenizer that cannot give every text back"
+    )
+    parsed = parser.parse_args(arguments)
+
+    from rung.tokens.tokenizer import Tokenizer
+
+    return Tokenizer.load(parsed.tokenizer, allow_lossy=parsed.allow_lossy)
+
+
+def _show(arguments: Sequence[str]) -> int:
+    parser = Parser("tokenizer show", "Print the pieces of a text and their ids.")
+    parser.add_argument("text", metavar="TEXT", help="the text")
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="FILE", help="tokenizer.json, GPT-2's files, or a run folder"
+    )
+    parser.add_argument(
+        "--allow-lossy", action="store_true", help="accept a tokenizer that cannot give every text back"
+    )
+    parsed = parser.parse_args(arguments)
+
+    from rung.tokens.tokenizer import Tokenizer
+
+    pieces = Tokenizer.load(parsed.tokenizer, allow_lossy=parsed.allow_lossy).pieces(parsed.text)
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    shown = [_piece(piece, number, coloured) for number, (piece, _) in enumerate(pieces)]
+    text = ("" if coloured else " / ").join(shown) + "\n" + " ".join(str(token) for _, token in pieces)
+    result = {"pieces": [piece for piece, _ in pieces], "ids": [token for _, token in pieces]}
+    print_result(result, parsed.json, text)
+    return 0
+
+
+def _piece(piece: str, number: int, coloured: bool) -> str:
+    visible = piece.replace("\n", "\u21b5").replace("\t", "\u21e5")
+    if coloured:
+        return f"\x1b[48;5;{_COLOURS[number % len(_COLOURS)]};97m{visible}\x1b[0m"
+    return visible

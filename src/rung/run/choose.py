@@ -1,0 +1,47 @@
+"""The choices made for a person who names only a text: vocabulary, size, length; each said with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rung.config import Config, override, preset
+
+_VOCABULARIES = ((100e3, 512), (500e3, 1024), (2e6, 2048), (20e6, 4096), (200e6, 8192), (2e9, 16384))
+_LARGEST_VOCABULARY = 32768
+
+_BYTES_PER_TOKEN = 3.0  # rough, for vocabularies of this size; the length of a run is not critical
+_MOST_EPOCHS = 8.0  # past this a model of this size repeats the text more than it learns from it
+_FEWEST_STEPS = 200  # below this even a short text is not learned
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting that was chosen, and why."""
+
+    path: str
+    value: object
+    reason: str
+
+
+def choose(text_bytes: int, platform: str) -> tuple[Config, list[Choice]]:
+    """Return a config for a text of ``text_bytes`` on a device of ``platform`` (``cpu``, ``gpu``, ``tpu``), and why.
+
+    On a CPU the model is the demo's, which learns a book in minutes; on an accelerator a text of a gigabyte or more gets
+    GPT-2 small.
+    """
+    if platform != "cpu" and text_bytes >= 1e9:
+        reason = f"a text of {text_bytes / 1e9:.1f} GB and a {platform}: GPT-2 small"
+        return preset("gpt2-small"), [Choice("preset", "gpt2-small", reason)]
+    config = preset("demo")
+    vocab_size = next((size for limit, size in _VOCABULARIES if text_bytes < limit), _LARGEST_VOCABULARY)
+    tokens_per_step = config.train.batch_size * config.model.context_length
+    steps_per_epoch = text_bytes / _BYTES_PER_TOKEN / tokens_per_step
+    steps = int(min(config.train.steps, max(_FEWEST_STEPS, _MOST_EPOCHS * steps_per_epoch)))
+    size = f"{text_bytes / 1e6:.1f} MB" if text_bytes >= 1e5 else f"{text_bytes:,} bytes"
+    choices = [
+        Choice("preset", "demo", "a model that learns a book in minutes on a CPU"),
+        Choice("tokenizer.vocab_size", vocab_size, f"for {size} of text"),
+        Choice("train.steps", steps, f"about {steps / max(steps_per_epoch, 1e-9):.1f} passes over the text"),
+    ]
+    changes = {choice.path: choice.value for choice in choices if choice.path != "preset"}
+    return override(config, changes), choices

@@ -1,0 +1,138 @@
+"""A run folder: where its files are, and a run opened for use."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rung import config as settings
+from rung.config import Config
+from rung.errors import RungError, nearest
+
+CONFIG = "config.toml"
+ENVIRONMENT = "environment.json"
+TOKENIZER = "tokenizer.json"
+TOKENS = "tokens"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+WEIGHTS = "model.safetensors"
+DATA = "data.json"
+
+
+class Run:
+    """A run, opened from its folder: its config, tokenizer, model and weights, each read when first asked for.
+
+    Args:
+        path: the run folder.
+
+    Raises:
+        RungError: the folder is missing, or is no run.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise RungError(f"no run folder {path}", _runs_near(self.path))
+        if not (self.path / CONFIG).exists():
+            raise RungError(f"{path} is not a run: it has no {CONFIG}", "name a folder that `rung train` made")
+
+    @cached_property
+    def config(self) -> Config:
+        """The config as it was resolved when the run began."""
+        return settings.load(self.path / CONFIG)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The run's ``rung.tokens.tokenizer.Tokenizer``."""
+        from rung.tokens.tokenizer import Tokenizer
+
+        return Tokenizer.load(self.path / TOKENIZER, allow_lossy=self.config.tokenizer.allow_lossy)
+
+    @cached_property
+    def store(self) -> Any:
+        """The ``rung.tokens.store.TokenStore`` that the run trains on.
+
+        Raises:
+            RungError: it is gone, or is not the one that the run began with.
+        """
+        from rung.tokens.store import TokenStore
+
+        recorded = json.loads((self.path / DATA).read_text(encoding="utf-8"))
+        store = TokenStore.open(Path(os.path.normpath(self.path / recorded["store"])))
+        if identity(store) != recorded["identity"]:
+            raise RungError(
+                f"{store.path} is not the token store that {self.path} began with",
+                "put the old store back, or train a new run on the new one",
+            )
+        return store
+
+    @cached_property
+    def model(self) -> Any:
+        """The run's ``rung.model.Decoder``."""
+        from rung.model import Decoder
+
+        return Decoder(self.config.model)
+
+    @cached_property
+    def weights(self) -> Any:
+        """The weights of ``model.safetensors`` on the device: the best by validation, or the last without validation."""
+        import jax
+
+        from rung.model.files import load_weights
+
+        return jax.device_put(load_weights(self.path / WEIGHTS, self.model.weights()))
+
+    @cached_property
+    def generator(self) -> Any:
+        """A ``rung.decode.generate.Generator`` of the run's model."""
+        from rung.decode.generate import Generator
+
+        return Generator(self.model, self.weights, vocab_size=self.tokenizer.vocab_size, end_id=self.tokenizer.end_id)
+
+
+def identity(store: Any) -> str:
+    """Return the SHA-256 of what a token store says of itself: its counts, its tokenizer, what it was made from."""
+    canonical = json.dumps(store.info, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def record_data(folder: Path, store: Any, final: Path) -> None:
+    """Write down which token store a run trains on: where it is, seen from the run's ``final`` place, and its identity."""
+    path = Path(store.path)
+    where = TOKENS if path.parent == folder else os.path.relpath(path.resolve(), final.resolve())
+    text = json.dumps({"store": where, "identity": identity(store)}, indent=2)
+    (folder / DATA).write_text(text + "\n", encoding="utf-8")
+
+
+def environment(mesh: Any) -> dict[str, Any]:
+    """Return what a run depends on beside its config: versions, XLA's flags, the devices."""
+    import jax
+    import jaxlib
+    import numpy as np
+
+    from rung import __version__
+
+    devices = mesh.devices.ravel()
+    return {
+        "rung": __version__,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "numpy": np.__version__,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "device": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),
+    }
+
+
+def _runs_near(path: Path) -> str:
+    folder = path.parent
+    runs = [str(p.parent) for p in folder.glob(f"*/{CONFIG}")] if folder.is_dir() else []
+    return nearest(str(path), runs) if runs else "train one: rung train my-novel.txt"

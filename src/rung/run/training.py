@@ -1,0 +1,305 @@
+"""A training run from sources to report, and its continuation: the harness and everything that listens to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from rung import config as settings
+from rung.config import Config, GenerateConfig
+from rung.decode.generate import Generator
+from rung.decode.text import complete
+from rung.errors import RungError
+from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
+from rung.mesh import make_mesh
+from rung.model import Decoder
+from rung.model.files import save_weights
+from rung.model.weights import parameter_count
+from rung.report.html import write_report
+from rung.report.metrics import MetricsLog, truncate_after
+from rung.report.progress import Progress as ProgressView
+from rung.run.folder import CONFIG, ENVIRONMENT, METRICS, SAMPLES, WEIGHTS, Run, environment, record_data
+from rung.run.prepare import Say, new_folder, prepare
+from rung.tokens.batches import Batches, validation_batches
+from rung.tokens.store import TokenStore
+from rung.tokens.tokenizer import Tokenizer
+from rung.train import events
+from rung.train.checkpoint import Checkpoints, Progress
+from rung.train.loop import Intervals, Loop
+from rung.train.optimizer import make_optimizer
+from rung.train.schedule import rate_factor
+from rung.train.step import initial_state, make_step, place
+
+_TRAIN_LOSS_STEPS = 100  # the train loss of a result is the mean over so many last steps
+
+
+def train(
+    sources: Sequence[str | Path],
+    config: Config | None = None,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    run: str | Path | None = None,
+    overwrite: bool = False,
+    profile: tuple[int, int] | None = None,
+    say: Say | None = None,
+) -> dict[str, Any]:
+    """Train a model on text, and write a run folder with everything that came of it.
+
+    Args:
+        sources: files, folders, globs, ``-`` for standard input, or one token store.
+        config: what to train, such as ``rung.preset("demo")``; ``None``: chosen for the text.
+        changes: settings changed in it, ``{"model.d_model": 256}``.
+        run: the run folder; ``None``: ``runs/<name>``, the name being the config's, or that of the first source.
+        overwrite: replace a run that is there.
+        profile: first and last step of a profiler trace, which goes to ``profile/`` in the run folder.
+        say: told what is chosen and done; ``None``: standard error.
+
+    Returns:
+        ``run``, ``steps``, ``tokens``, ``parameters``, ``train_loss`` (nats per token, over the last steps),
+        ``validation_loss``, ``perplexity``, ``bits_per_byte`` (all of the last validation; ``None`` without one),
+        ``seconds`` (of training), ``stopped`` (why it ended early, or ``None``).
+
+    Raises:
+        RungError: anything wrong with the sources or settings; nothing is left behind.
+        Diverged: too many updates in a row were not finite.
+    """
+    say = say or _to_standard_error
+    folder = Path(run) if run else Path("runs") / _name(sources, config, changes)
+    with new_folder(folder, overwrite) as temporary:
+        prepared = prepare([str(source) for source in sources], config, dict(changes or {}), temporary, say)
+        record_data(temporary, prepared.store, final=folder)
+        (temporary / CONFIG).write_text(settings.to_toml(prepared.config), encoding="utf-8")
+        # The devices are claimed before the folder takes its name, so that a mesh too large leaves nothing behind.
+        mesh = make_mesh(prepared.config.mesh)
+        (temporary / ENVIRONMENT).write_text(json.dumps(environment(mesh), indent=2) + "\n", encoding="utf-8")
+    return _Training(Run(folder), mesh, say, profile).go(resumed=False)
+
+
+def resume(run: str | Path, steps: int | None = None, *, say: Say | None = None) -> dict[str, Any]:
+    """Continue a run from its last whole checkpoint, exactly as if it had not stopped.
+
+    Args:
+        run: the run folder.
+        steps: a new length of the run; its schedule is that of a run of this length from here on.
+        say: as in ``train``.
+
+    Returns:
+        As ``train``.
+
+    Raises:
+        RungError: no such run, no whole checkpoint, or the data are no longer those of the run.
+    """
+    say = say or _to_standard_error
+    opened = Run(run)
+    if steps is not None and steps != opened.config.train.steps:
+        say(f"train.steps {opened.config.train.steps:,} -> {steps:,}; the schedule now ends there")
+        changed, notes = settings.adapt(opened.config, {"train.steps": steps})
+        for note in notes:
+            say(note)
+        changed = settings.resolve(changed)
+        (opened.path / CONFIG).write_text(settings.to_toml(changed), encoding="utf-8")
+        opened = Run(run)
+    return _Training(opened, make_mesh(opened.config.mesh), say, None).go(resumed=True)
+
+
+class _Training:
+    """One process's part in a run: builds what the loop calls, runs it, and reports."""
+
+    def __init__(self, run: Run, mesh: jax.sharding.Mesh, say: Say, profile: tuple[int, int] | None):
+        self.run, self.mesh, self.say = run, mesh, say
+        self.config: Config = run.config
+        self.tokenizer: Tokenizer = run.tokenizer
+        self.store: TokenStore = run.store
+        self.model = Decoder(self.config.model)
+        self.profile = (*profile, run.path / "profile") if profile else None
+        self.recent_losses: deque[float] = deque(maxlen=_TRAIN_LOSS_STEPS)
+
+    def go(self, resumed: bool) -> dict[str, Any]:
+        config, run = self.config, self.run
+        batches = self._batches()
+        context, batch_size, steps = config.model.context_length, config.train.batch_size, config.train.steps
+        optimizer = make_optimizer(self.model.weights(), config.train)
+        factor = rate_factor(config.train, steps, batch_size * context)
+        state = initial_state(self.model, optimizer, config.train.seed, self.mesh)
+        checkpoints = Checkpoints(run.path, config.checkpoint.keep)
+        progress = Progress()
+        if resumed:
+            state, progress = checkpoints.restore(state)
+            for log in (METRICS, SAMPLES):
+                truncate_after(run.path / log, progress.step)
+        self._introduce(progress)
+        with contextlib.ExitStack() as stack:
+            stack.callback(checkpoints.close)
+            log = stack.enter_context(MetricsLog(run.path / METRICS, config.train.log_every_steps))
+            view = stack.enter_context(ProgressView(steps))
+            stop = stack.enter_context(_stop_on_signals())
+            listeners = (log, view, self._remember)
+
+            def emit(event: events.Event) -> None:
+                for listener in listeners:
+                    listener(event)
+
+            if resumed:
+                emit(events.Note(progress.step, f"resumed at step {progress.step:,} of {steps:,}"))
+            loop = Loop(
+                step=make_step(self.model, optimizer, factor, config.train, self.mesh),
+                batch=lambda step: place(batches(step), self.mesh),
+                steps=steps,
+                learning_rate=config.train.learning_rate,
+                flops_per_token=self.model.flops_per_token(),
+                intervals=Intervals(
+                    evaluate=config.evaluate.every_steps,
+                    sample=config.sample.every_steps,
+                    save=config.checkpoint.every_steps,
+                ),
+                emit=emit,
+                evaluate=self._evaluate if "validation" in self.store.splits else None,
+                sample=self._sample if config.sample.max_tokens and config.sample.prompts else None,
+                write_weights=self._write_weights,
+                checkpoints=checkpoints,
+                max_skipped=config.train.max_skipped,
+                should_stop=stop,
+                steps_per_epoch=steps / max(1e-9, batches.epoch(steps)),
+                profile=self.profile,
+                on_divergence=lambda step: self._write_batch(batches(step), step),
+            )
+            state, progress, held_out = loop.run(state, progress)
+            stopped = stop() if progress.step < steps else None
+        report = write_report(run.path, [(w.path, w.shape, w.size, w.decay) for w in self.model.weights()])
+        self._conclude(progress, held_out, stopped, report)
+        return self._result(progress, held_out, stopped)
+
+    def _batches(self) -> Batches:
+        config, split = self.config, self.store.split("train")
+        return Batches(
+            split,
+            context_length=config.model.context_length,
+            batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            windows=config.data.windows,
+            segments=self._segments(split),
+        )
+
+    def _segments(self, split: Any) -> bool:
+        return not self.config.data.cross_documents and len(split.document_starts) > 1
+
+    def _evaluate(self, weights: Any) -> HeldOut:
+        split = self.store.split("validation")
+        return held_out_loss(
+            compiled_loss(self.model),
+            weights,
+            validation_batches(
+                split,
+                context_length=self.config.model.context_length,
+                batch_size=_multiple(self.config.evaluate.batch_size, self.config.mesh.data),
+                segments=self._segments(split),
+            ),
+            self.tokenizer.token_bytes,
+            lambda batch: place(batch, self.mesh),
+        )
+
+    def _sample(self, weights: Any) -> list[tuple[str, str]]:
+        sample = self.config.sample
+        # Samples are drawn on one device, whatever the mesh.
+        weights = jax.device_put(weights, self.mesh.devices.ravel()[0])
+        generator = Generator(self.model, weights, vocab_size=self.tokenizer.vocab_size, end_id=self.tokenizer.end_id)
+        drawn = GenerateConfig(max_tokens=sample.max_tokens, temperature=sample.temperature, top_k=sample.top_k)
+        return [(prompt, complete(generator, self.tokenizer, prompt, drawn)[0].text) for prompt in sample.prompts]
+
+    def _write_weights(self, weights: Any, progress: Progress) -> None:
+        loss = progress.best_loss
+        metadata = {"step": str(progress.step), "tokens": str(progress.tokens), "format": "rung"}
+        if loss is not None:
+            metadata["validation_loss"] = f"{loss:.6f}"
+        save_weights(self.run.path / WEIGHTS, jax.device_get(weights), metadata)
+
+    def _write_batch(self, batch: Mapping[str, np.ndarray], step: int) -> None:
+        """Keep the batch whose update was the last of too many that were not finite."""
+        from safetensors.numpy import save_file
+
+        path = self.run.path / f"batch-{step}.safetensors"
+        save_file({name: np.ascontiguousarray(array) for name, array in batch.items()}, path)
+        self.say(f"the batch of step {step + 1} is in {path}")
+
+    def _remember(self, event: events.Event) -> None:
+        if isinstance(event, events.StepDone) and not event.skipped:
+            self.recent_losses.append(event.loss)
+
+    def _introduce(self, progress: Progress) -> None:
+        model, train = self.config.model, self.config.train
+        devices = self.mesh.devices.ravel()
+        self.say(
+            f"model: {parameter_count(self.model.weights()):,} parameters; {model.n_layers} layers, d_model "
+            f"{model.d_model}, {model.n_heads} heads of {model.d_head}, context {model.context_length}; "
+            f"{model.compute_dtype} on {len(devices)} x {devices[0].device_kind}"
+        )
+        if train.batch_size * self.config.mesh.data and progress.step:
+            self.say(f"from step {progress.step:,} of {train.steps:,}")
+
+    def _conclude(self, progress: Progress, held_out: HeldOut | None, stopped: str | None, report: Path) -> None:
+        if stopped:
+            self.say(f"stopped at step {progress.step:,} ({stopped}), saved; go on with: rung resume {self.run.path}")
+        self.say(f"report: {report}")
+
+    def _result(self, progress: Progress, held_out: HeldOut | None, stopped: str | None) -> dict[str, Any]:
+        return {
+            "run": str(self.run.path),
+            "steps": progress.step,
+            "tokens": progress.tokens,
+            "parameters": parameter_count(self.model.weights()),
+            "train_loss": float(np.mean(self.recent_losses)) if self.recent_losses else None,
+            "validation_loss": held_out.loss if held_out else None,
+            "perplexity": held_out.perplexity if held_out else None,
+            "bits_per_byte": held_out.bits_per_byte if held_out else None,
+            "seconds": progress.seconds,
+            "stopped": stopped,
+        }
+
+
+def _name(sources: Sequence[str | Path], config: Config | None, changes: Mapping[str, Any] | None) -> str:
+    name = (changes or {}).get("name") or (config.name if config else "")
+    if not name:
+        name = Path(str(sources[0])).resolve().stem if sources and str(sources[0]) != "-" else "standard-input"
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "run"
+
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+def _to_standard_error(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201: the default of a library call that people watch
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[Callable[[], str | None]]:
+    """Give a function that returns the name of the signal that asked to stop, or ``None``.
+
+    The first Ctrl-C (or SIGTERM) asks; the second interrupts at once.
+    """
+    asked: list[str] = []
+
+    def ask(number: int, _: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked[0] if asked else None
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,76 @@
+"""A trained run in use: text that it writes, its loss on text, its probabilities."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rung.config import GenerateConfig
+from rung.decode.text import Completion, complete
+from rung.errors import RungError
+from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
+from rung.run.folder import Run
+from rung.tokens.batches import validation_batches
+from rung.tokens.store import build_store
+
+
+def generate(run: Run | str | Path, prompt: str, settings: GenerateConfig | None = None) -> list[Completion]:
+    """Return the continuations of ``prompt``, one a sample.
+
+    Args:
+        run: a run or its folder.
+        prompt: the text to continue; empty begins a document.
+        settings: how to draw.
+    """
+    run = _opened(run)
+    return complete(run.generator, run.tokenizer, prompt, settings or GenerateConfig())
+
+
+def evaluate(run: Run | str | Path, sources: Sequence[str | Path] = (), split: str = "validation") -> HeldOut:
+    """Return the loss of a run's weights over a split of its store, or over other text.
+
+    Every target counts once, and the average is over tokens.
+
+    Args:
+        run: a run or its folder.
+        sources: text to evaluate on instead of the run's own.
+        split: of the run's store.
+
+    Raises:
+        RungError: no such split; text that is too short, or that the run's tokenizer cannot spell.
+    """
+    run = _opened(run)
+    if not sources:
+        return _evaluated(run, run.store.split(split))
+    with tempfile.TemporaryDirectory(prefix="rung-evaluate-") as folder:
+        data = _whole(run.config.data)
+        store = build_store([str(source) for source in sources], run.tokenizer, Path(folder) / "tokens", data)
+        return _evaluated(run, store.split("train"))
+
+
+def _evaluated(run: Run, tokens: Any) -> HeldOut:
+    config = run.config
+    batches = validation_batches(
+        tokens,
+        context_length=config.model.context_length,
+        batch_size=config.evaluate.batch_size,
+        segments=not config.data.cross_documents and len(tokens.document_starts) > 1,
+    )
+    return held_out_loss(compiled_loss(run.model), run.weights, batches, run.tokenizer.token_bytes)
+
+
+def _whole(data: Any) -> Any:
+    """Return the data settings of a text that is evaluated whole: nothing of it held out."""
+    import dataclasses
+
+    return dataclasses.replace(data, validation=(), validation_fraction=0.0)
+
+
+def _opened(run: Run | str | Path) -> Run:
+    if isinstance(run, Run):
+        return run
+    if not str(run):
+        raise RungError("no run named", "name a run folder, such as runs/demo")
+    return Run(run)
