@@ -9,8 +9,8 @@ The verbs of the command line, as functions::
         print(completion.text)
     print(rung.evaluate(result["run"]).bits_per_byte)
 
-``rung.preset(name)`` is a config, ``rung.override(config, {"model.d_model": 256})`` changes it, ``rung.Run(folder)`` opens
-a run: its config, tokenizer, model and weights. A user's mistake raises ``rung.RungError``.
+``rung.preset(name)`` is a config, ``rung.override(config, {"model.d_model": 256})`` changes it, ``rung.Run(folder)``
+opens a run: its config, tokenizer, model and weights. A user's mistake raises ``rung.RungError``.
 """
 
 from __future__ import annotations

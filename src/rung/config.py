@@ -428,7 +428,8 @@ def _check_training(config: Config) -> None:
         )
     if train.steps and train.schedule == "wsd" and train.warmup_steps + train.decay_steps > train.steps:
         raise RungError(
-            f"train.warmup_steps {train.warmup_steps} + train.decay_steps {train.decay_steps} is over train.steps {train.steps}",
+            f"train.warmup_steps {train.warmup_steps} + train.decay_steps {train.decay_steps} "
+            f"is over train.steps {train.steps}",
             "shorten the warm-up or the decay",
         )
     micro = train.micro_batch_size or train.batch_size

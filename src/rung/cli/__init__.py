@@ -70,7 +70,7 @@ def _help() -> str:
         [
             "usage: rung COMMAND ...",
             "",
-            "Train language models from scratch: from any text file to a tokenizer, a trained model and generated text.",
+            "Train language models from scratch: from a text file to a tokenizer, a trained model and generated text.",
             "",
             *lines,
             "",

@@ -22,8 +22,8 @@ def run(arguments: Sequence[str]) -> int:
             "",
             result["sample"],
             "",
-            f"held-out: {result['bits_per_byte']:.3f} bits per byte, loss {result['validation_loss']:.3f} nats per token, "
-            f"perplexity {result['perplexity']:.1f}",
+            f"held-out: {result['bits_per_byte']:.3f} bits per byte, loss {result['validation_loss']:.3f} nats per "
+            f"token, perplexity {result['perplexity']:.1f}",
             f"report:   {result['report']}",
             f"run:      {result['run']}",
             f'next:     rung generate {result["run"]} "It is a truth universally acknowledged"',

@@ -51,7 +51,8 @@ def conclude(result: Mapping[str, Any], as_json: bool) -> int:
         lines[-1] += f", {result['bits_per_byte']:.4f} bits per byte"
     if result["train_loss"] is not None:
         lines.append(
-            f"train loss {result['train_loss']:.4f} over the last steps; {result['tokens']:,} tokens in {result['seconds']:.0f} s"
+            f"train loss {result['train_loss']:.4f} over the last steps; "
+            f"{result['tokens']:,} tokens in {result['seconds']:.0f} s"
         )
     lines.append(f'run: {result["run"]}   next: rung generate {result["run"]} "..."')
     print_result(result, as_json, "\n".join(lines))

@@ -14,8 +14,8 @@ from rung.errors import RungError
 def make_mesh(config: MeshConfig) -> jax.sharding.Mesh:
     """Return a mesh of the first devices, in the shape that ``config`` gives.
 
-    All axes are of type Auto: the compiler carries shardings through the model from the weights and the batch, so that the
-    same model code runs on every mesh (docs/architecture.md says more).
+    All axes are of type Auto: the compiler carries shardings through the model from the weights and the batch, so that
+    the same model code runs on every mesh (docs/architecture.md says more).
 
     On a CPU without enough devices, which is a CPU that has not been asked for several, JAX is asked to emulate them.
 
@@ -38,7 +38,7 @@ def make_mesh(config: MeshConfig) -> jax.sharding.Mesh:
 
 def _emulate_cpu_devices(size: int) -> None:
     """Ask for ``size`` emulated CPU devices while that is still possible; on other platforms it changes nothing."""
-    if size == 1 or jax.config.jax_num_cpu_devices >= size:
+    if size == 1 or jax.config.jax_num_cpu_devices >= size:  # type: ignore[attr-defined]
         return
     try:
         jax.config.update("jax_num_cpu_devices", size)

@@ -26,7 +26,7 @@ _USES_PER_LAYER = 64  # numbers of dropout masks set aside for a layer: its site
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder of the shape that ``config`` gives: resolved (``rung.config.resolve``), with its vocabulary size known."""
+    """A decoder of the shape of ``config``, resolved (``rung.config.resolve``) and with its vocabulary size known."""
 
     config: ModelConfig
 
@@ -43,8 +43,8 @@ class Decoder:
     def flops_per_token(self) -> float:
         """Return nominal floating-point operations per trained token.
 
-        6 for each parameter of a matrix product (2 forward, 4 backward), and attention counted whole, without the saving
-        of its causal mask, as is usual (Kaplan et al. 2020, arXiv:2001.08361; Chowdhery et al. 2022, arXiv:2204.02311).
+        6 for each parameter of a matrix product (2 forward, 4 backward), and attention counted whole, as if it had no
+        causal mask, as is usual (Kaplan et al. 2020, arXiv:2001.08361; Chowdhery et al. 2022, arXiv:2204.02311).
         """
         c = self.config
         in_products = sum(w.size for w in self.weights() if w.n_inputs and not w.path.startswith("embedding."))
@@ -61,8 +61,8 @@ class Decoder:
 
         Args:
             weights: nested dict in the shape of the table.
-            batch: ``tokens`` and ``targets`` int32 [B, T] (targets -1 where there is none), and ``segments`` int32 [B, T]
-                where a token is to see its own document only.
+            batch: ``tokens`` and ``targets`` int32 [B, T] (targets -1 where there is none), and, where a token is to
+                see its own document only, ``segments`` int32 [B, T].
             keys_B: one PRNG key a row for dropout; ``None`` turns it off.
         """
         x_BTD = self.hidden(weights, batch["tokens"], batch.get("segments"), keys_B)
@@ -98,10 +98,10 @@ class Decoder:
         return {name: [jnp.zeros(shape, c.compute_dtype) for _ in range(c.n_layers)] for name in ("keys", "values")}
 
     def prefill(self, weights: Tree, tokens_BT: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        """Return ``(hidden states [B, T, D], cache)`` of sequences that begin at position 0, filling the cache's first T rows.
+        """Return ``(hidden states [B, T, D], cache)`` of sequences from position 0; fills the cache's first T rows.
 
-        Sequences shorter than T may be padded at their end: what is computed there is wrong, harmless to what comes before
-        it, and overwritten as ``decode`` reaches it.
+        Sequences shorter than T may be padded at their end: what is computed there is wrong, harmless to what comes
+        before it, and overwritten as ``decode`` reaches it.
         """
         filled: Cache = {"keys": list(cache["keys"]), "values": list(cache["values"])}
 
@@ -113,7 +113,7 @@ class Decoder:
         return self._forward(weights, tokens_BT, self._positions(tokens_BT), attend, None), filled
 
     def decode(self, weights: Tree, token_B: jax.Array, position_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        """Return ``(hidden state [B, D], cache)`` of one more token a sequence, at positions below the context length."""
+        """Return ``(hidden state [B, D], cache)`` of each sequence's next token, below the context length."""
         filled: Cache = {"keys": list(cache["keys"]), "values": list(cache["values"])}
         rows_B, position_B1 = jnp.arange(token_B.shape[0]), position_B[:, None]
 
@@ -201,9 +201,9 @@ class Decoder:
 def _weights(c: ModelConfig) -> Iterator[Weight]:
     """Yield the weights of a decoder in the order of the forward pass.
 
-    ``init = "gpt2"``: normal with deviation ``init_std``, the projections that write into the residual stream divided by
-    sqrt(2 n_layers), the number of them (Radford et al. 2019, section 2.3). ``"fan_in"``: variance 1 / inputs for each
-    product (LeCun et al. 1998), 1 / d_model for embeddings. Biases are zero, norms one.
+    ``init = "gpt2"``: normal with deviation ``init_std``, the projections that write into the residual stream divided
+    by sqrt(2 n_layers), the number of them (Radford et al. 2019, section 2.3). ``"fan_in"``: variance 1 / inputs for
+    each product (LeCun et al. 1998), 1 / d_model for embeddings. Biases are zero, norms one.
     """
     D, H, G, K, F, V = c.d_model, c.n_heads, c.n_kv_heads, c.d_head, c.d_ff, c.vocab_size
 
@@ -253,8 +253,8 @@ def _weights(c: ModelConfig) -> Iterator[Weight]:
 def predicted_logit_variance(model: Decoder) -> float:
     """Return the variance of the logits at initialisation, which the weight table gives.
 
-    The final norm leaves hidden states of unit mean square, so a logit, a sum over d_model of hidden states times entries
-    of the output layer, has d_model times their variance. The initial loss is near ln(V) plus half of this.
+    The final norm leaves hidden states of unit mean square, so a logit, a sum over d_model of hidden states times
+    entries of the output layer, has d_model times their variance. The initial loss is near ln(V) plus half of this.
     """
     path = "embedding.tokens" if model.config.tied else "head.weight"
     output = next(weight for weight in model.weights() if weight.path == path)

@@ -1,7 +1,7 @@
-"""Dropout whose mask depends on the row of the global batch alone, from a generator that costs a few integer operations.
+"""Dropout whose mask depends on the row of the global batch alone, from a few integer operations an element.
 
-The mask of a row is a hash of (the row's key, the use, the position of the element). It is therefore the same however the
-batch is split over micro-batches, devices and processes. The hash is the finalizer of MurmurHash3 (Appleby, public
+The mask of a row is a hash of (the row's key, the use, the position of the element). It is therefore the same however
+the batch is split over micro-batches, devices and processes. The hash is the finalizer of MurmurHash3 (Appleby, public
 domain), applied to the element's counter under a 64-bit key: not a cryptographic generator, and not meant to be one.
 """
 
@@ -42,7 +42,7 @@ def random_bits(shape: tuple[int, ...], keys_B: jax.Array, use: int) -> jax.Arra
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """Return the 32-bit finalizer of MurmurHash3: a bijection in which each input bit flips each output bit half the time."""
+    """Return MurmurHash3's 32-bit finalizer: a bijection in which an input bit flips any output bit half the time."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -37,7 +37,7 @@ def load_weights(path: str | Path, table: WeightTable) -> Tree:
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a dict
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise RungError(
             f"no weights at {path}", "the run writes them at its first validation; train it further"

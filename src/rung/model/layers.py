@@ -17,15 +17,15 @@ _MAX_QUERY_BLOCKS = 8  # more blocks skip little more, and each is compiled on i
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, n_inputs: int = 1) -> jax.Array:
-    """Return ``x`` [..., inputs] times ``weight`` [outputs..., inputs...], summed over the last ``n_inputs`` axes of both."""
+    """Return ``x`` [..., inputs] times ``weight`` [outputs..., inputs...], summed over their last ``n_inputs`` axes."""
     inputs_x = tuple(range(x.ndim - n_inputs, x.ndim))
     inputs_w = tuple(range(weight.ndim - n_inputs, weight.ndim))
     y = jax.lax.dot_general(x, weight.astype(x.dtype), ((inputs_x, inputs_w), ((), ())))
     return y if bias is None else y + bias.astype(x.dtype)
 
 
-# Normalisation. Each has its gradient written out: left to itself the compiler fuses the residual gradients of many layers
-# into kernels that read their inputs again and again.
+# Normalisation. Each has its gradient written out: left to itself the compiler fuses the residual gradients of many
+# layers into kernels that read their inputs again and again.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -196,4 +196,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swiglu": jax.nn.silu,  # of the gate
     "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),
 }
-"""Activation by its name in the config. Hendrycks and Gimpel 2016 (GELU), Shazeer 2020 (SwiGLU), So et al. 2021 (ReLU^2)."""
+"""Activation by its name in the config.
+
+Hendrycks and Gimpel 2016 (GELU), Shazeer 2020 (SwiGLU), So et al. 2021 (squared ReLU).
+"""

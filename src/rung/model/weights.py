@@ -1,7 +1,7 @@
 """The table of weights: each weight declared once, and everything that follows from the declaration.
 
-From a table come the initial values, the parameter count, the optimizer's groups, the sharding over a mesh and the names
-in files. Weights themselves are nested dicts of arrays, with a list where the path has a number: the path
+From a table come the initial values, the parameter count, the optimizer's groups, the sharding over a mesh and the
+names in files. Weights themselves are nested dicts of arrays, with a list where the path has a number: the path
 ``layers.3.attention.query`` is ``weights["layers"][3]["attention"]["query"]``.
 """
 
@@ -27,7 +27,8 @@ class Weight:
     Attributes:
         path: its place in the nested dict and its name in files, parts joined by dots.
         shape: of the array. Matrices are stored output first, so that a product is a dot over the last axes.
-        axes: a logical name per dimension (``vocab``, ``embed``, ``heads``, ``mlp``, ...), from which a mesh takes the sharding.
+        axes: a logical name per dimension (``vocab``, ``embed``, ``heads``, ``mlp``, ...), which rules turn into a
+            sharding over the mesh.
         n_inputs: how many of the last dimensions a product sums over; 0 for a vector or a table that is only looked up.
         std: standard deviation of the initial normal values; 0 for a constant.
         constant: the initial value where ``std`` is 0.

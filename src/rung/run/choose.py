@@ -26,8 +26,8 @@ class Choice:
 def choose(text_bytes: int, platform: str) -> tuple[Config, list[Choice]]:
     """Return a config for a text of ``text_bytes`` on a device of ``platform`` (``cpu``, ``gpu``, ``tpu``), and why.
 
-    On a CPU the model is the demo's, which learns a book in minutes; on an accelerator a text of a gigabyte or more gets
-    GPT-2 small.
+    On a CPU the model is the demo's, which learns a book in minutes; on an accelerator a text of a gigabyte or more
+    gets GPT-2 small.
     """
     if platform != "cpu" and text_bytes >= 1e9:
         reason = f"a text of {text_bytes / 1e9:.1f} GB and a {platform}: GPT-2 small"

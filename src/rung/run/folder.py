@@ -80,7 +80,7 @@ class Run:
 
     @cached_property
     def weights(self) -> Any:
-        """The weights of ``model.safetensors`` on the device: the best by validation, or the last without validation."""
+        """The weights of ``model.safetensors`` on the device: the best by validation, or the last without one."""
         import jax
 
         from rung.model.files import load_weights
@@ -102,7 +102,7 @@ def identity(store: Any) -> str:
 
 
 def record_data(folder: Path, store: Any, final: Path) -> None:
-    """Write down which token store a run trains on: where it is, seen from the run's ``final`` place, and its identity."""
+    """Write down which token store a run trains on: its place, seen from the run's ``final`` one, and its identity."""
     path = Path(store.path)
     where = TOKENS if path.parent == folder else os.path.relpath(path.resolve(), final.resolve())
     text = json.dumps({"store": where, "identity": identity(store)}, indent=2)
@@ -128,7 +128,7 @@ def environment(mesh: Any) -> dict[str, Any]:
         "device": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
-        "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),
+        "matmul_precision": str(jax.config.jax_default_matmul_precision or "default"),  # type: ignore[attr-defined]
     }
 
 

@@ -76,8 +76,8 @@ def make_tokenizer(files: Sequence[corpus_sources.Source], config: Config, say: 
         tokenizer = Tokenizer.train(documents(files, config.data, on_progress), wanted)
     if wanted.kind == "bpe" and tokenizer.vocab_size < wanted.vocab_size:
         say(
-            f"tokenizer: {tokenizer.vocab_size:,} entries, fewer than the {wanted.vocab_size:,} asked: the text has no more "
-            f"pairs that occur {wanted.min_frequency} times"
+            f"tokenizer: {tokenizer.vocab_size:,} entries, fewer than the {wanted.vocab_size:,} asked: "
+            f"the text has no more pairs that occur {wanted.min_frequency} times"
         )
     return tokenizer
 

@@ -19,7 +19,6 @@ from rung import config as settings
 from rung.config import Config, GenerateConfig
 from rung.decode.generate import Generator
 from rung.decode.text import complete
-from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh
 from rung.model import Decoder
@@ -135,8 +134,8 @@ class _Training:
         progress = Progress()
         if resumed:
             state, progress = checkpoints.restore(state)
-            for log in (METRICS, SAMPLES):
-                truncate_after(run.path / log, progress.step)
+            for name in (METRICS, SAMPLES):
+                truncate_after(run.path / name, progress.step)
         self._introduce(progress)
         with contextlib.ExitStack() as stack:
             stack.callback(checkpoints.close)
@@ -278,7 +277,7 @@ def _multiple(number: int, of: int) -> int:
 
 
 def _to_standard_error(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201: the default of a library call that people watch
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 (the default of a library call that people watch)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager((run / "checkpoints").absolute(), options=options)
 
     def save(self, state: State, progress: Progress) -> Path:
-        """Begin to save; returns the path that the checkpoint will have. Waits for the save before it, if that still runs."""
+        """Begin to save; returns the path that the checkpoint will have. Waits for a save before it that still runs."""
         self.wait()
         self._manager.save(
             progress.step,

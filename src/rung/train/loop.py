@@ -56,7 +56,7 @@ class Loop:
         emit: called with every event.
         evaluate: held-out loss of weights; ``None``: no validation.
         sample: ``weights -> [(prompt, text)]``; ``None``: no samples.
-        write_weights: called with (weights, progress) when the best has moved, and at the end of a run without validation.
+        write_weights: called with (weights, progress) when the best has moved, and without validation at the end.
         checkpoints: where to save; ``None``: nowhere.
         max_skipped: non-finite updates in a row that end the run.
         should_stop: asked after every step; a reason ends the run early, after a save.

@@ -53,8 +53,8 @@ def make_optimizer(table: WeightTable, config: TrainConfig) -> Optimizer:
     """Return the optimizer that ``config`` names, for the weights of ``table``.
 
     AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101. Muon: Jordan et al. 2024, for the hidden matrices, scaled by
-    sqrt(max(1, outputs / inputs)); embeddings, the output layer, norms and biases stay with AdamW. Weight decay acts on the
-    weights whose table entry says so.
+    sqrt(max(1, outputs / inputs)); embeddings, the output layer, norms and biases stay with AdamW. Weight decay acts on
+    the weights whose table entry says so.
     """
     hidden = [weight for weight in table if weight.hidden and config.optimizer == "muon"]
     rest = [weight for weight in table if weight not in hidden]

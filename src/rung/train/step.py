@@ -70,8 +70,8 @@ def make_step(
     """Return the compiled ``step(state, batch) -> (state, metrics)``; it takes over the memory of ``state``.
 
     The gradient is that of the sum of all losses over the number of all targets, however the batch is cut into
-    micro-batches and over devices. It is clipped by its global norm after accumulation. Where the loss or the norm is not
-    finite, weights and optimizer stay as they were; the step counts all the same.
+    micro-batches and over devices. It is clipped by its global norm after accumulation. Where the loss or the norm is
+    not finite, weights and optimizer stay as they were; the step counts all the same.
 
     Metrics, all scalars: ``loss_sum``, ``targets``, ``gradient_norm`` (before clipping), ``rate_factor``, ``skipped``
     (bool), ``skipped_in_a_row``.
@@ -142,5 +142,5 @@ def _accumulate(model: Model, weights: Tree, batch: Batch, keys_B: jax.Array, n_
 
 
 def _strided(x_B: jax.Array, n_micro: int) -> jax.Array:
-    """Return [micro, B / micro, ...] with every micro-th row in a micro-batch, so that each device keeps its own rows."""
+    """Return [micro, B / micro, ...], every micro-th row in a micro-batch, so that each device keeps its own rows."""
     return jnp.swapaxes(x_B.reshape(x_B.shape[0] // n_micro, n_micro, *x_B.shape[1:]), 0, 1)
