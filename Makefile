@@ -34,7 +34,7 @@ lint: $(ENVIRONMENT) ## style, types, and the direction of imports
 
 bench: PARITY = 1
 bench: .venv/installed .venv/installed-parity ## time training against plain PyTorch, in turns
-	$(BIN)/python benchmarks/peer_torch.py --validate
+	$(BIN)/python benchmarks/shakespeare.py
 
 clean: ## remove the environment and every cache; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
