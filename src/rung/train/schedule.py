@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -18,16 +19,20 @@ def steps_of(tokens: int, tokens_per_step: int) -> int:
 def rate_factor(config: TrainConfig, steps: int, tokens_per_step: int) -> Callable[[jax.Array], jax.Array]:
     """Return the function from step (0 to ``steps - 1``) to learning rate over peak rate, in [0, 1].
 
-    Warm-up of W steps is linear: (step + 1) / W, so that the first step already learns and step W - 1 is at the peak. What
-    follows reaches ``final_learning_rate_ratio`` exactly at the last step, ``steps - 1``: ``cosine`` and ``linear`` from
-    the end of the warm-up, ``wsd`` from ``decay_steps`` before the end; ``constant`` stays at the peak. Beyond the last
-    step the rate stays what it was there.
+    Warm-up of W steps is linear: (step + 1) / W, so that the first step already learns and step W - 1 is at the peak.
+    What follows reaches ``final_learning_rate_ratio`` exactly at the last step, ``steps - 1``: ``cosine`` and
+    ``linear`` from the end of the warm-up, ``wsd`` from ``decay_steps`` before the end; ``constant`` stays at the peak.
+    Beyond the last step the rate stays what it was there.
 
     Args:
         steps: length of the run.
         tokens_per_step: target tokens of a step, for lengths that are given in tokens.
     """
-    warmup = config.warmup_steps or steps_of(config.warmup_tokens, tokens_per_step)
+    warmup = (
+        config.warmup_steps
+        or steps_of(config.warmup_tokens, tokens_per_step)
+        or math.ceil(config.warmup_fraction * steps)
+    )
     final = config.final_learning_rate_ratio
     decay_begins = warmup
     if config.schedule == "wsd":
@@ -39,11 +44,9 @@ def rate_factor(config: TrainConfig, steps: int, tokens_per_step: int) -> Callab
         warm = jnp.minimum(1.0, (step + 1) / max(1, warmup))
         progress = jnp.clip((step - decay_begins) / decay_length, 0.0, 1.0)
         if config.schedule == "constant":
-            decayed = 1.0
-        elif config.schedule == "cosine":
-            decayed = final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        else:
-            decayed = 1 - (1 - final) * progress
-        return jnp.float32(warm * decayed)
+            return jnp.float32(warm)
+        if config.schedule == "cosine":
+            progress = 0.5 * (1 - jnp.cos(jnp.pi * progress))
+        return jnp.float32(warm * (1 - (1 - final) * progress))
 
     return factor
