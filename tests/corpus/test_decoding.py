@@ -48,7 +48,9 @@ def test_a_byte_order_mark_wins_over_the_encoding_and_is_no_text(tmp_path, monke
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 1 << 18])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be", "cp932", "euc_jp", "iso2022_jp", "gb18030", "cp1252"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-16", "utf-16-be", "cp932", "euc_jp", "iso2022_jp", "gb18030", "cp1252"]
+)
 def test_text_comes_back_whatever_the_encoding_and_the_blocks(tmp_path, monkeypatch, encoding, block):
     monkeypatch.setattr(decoding, "_READ_BYTES", block)
     monkeypatch.setattr(decoding, "_PROBE_BYTES", block)
@@ -67,7 +69,9 @@ def test_text_comes_back_whatever_the_encoding_and_the_blocks(tmp_path, monkeypa
         ("a" * 1001, b"\xd8", "utf-16-le"),
     ],
 )
-def test_an_undecodable_byte_is_named_with_its_file_offset_and_option(tmp_path, monkeypatch, good, bad, encoding, block):
+def test_an_undecodable_byte_is_named_with_its_file_offset_and_option(
+    tmp_path, monkeypatch, good, bad, encoding, block
+):
     if len(good) < 10_000:
         monkeypatch.setattr(decoding, "_READ_BYTES", block)
         monkeypatch.setattr(decoding, "_PROBE_BYTES", block)

@@ -72,7 +72,9 @@ def test_a_document_left_unread_does_not_shift_the_next(tmp_path):
     assert [next(document.pieces)[-8:] for document in found][2] == "rd word "
 
 
-@given(st.text(alphabet="ab \n\u3000\x1c\x85", max_size=80), st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1))
+@given(
+    st.text(alphabet="ab \n\u3000\x1c\x85", max_size=80), st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1)
+)
 def test_pieces_are_the_text_bounded_and_alike_however_it_comes(text, limit, sizes):
     pieces = list(even_pieces(chunked(text, sizes), limit))
     assert "".join(pieces) == text

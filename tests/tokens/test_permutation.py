@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from rung.tokens.permutation import draw, key_of, mix, permute
 
 
-@given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
+@given(st.integers(1, 9000), st.integers(0, 2**64 - 1))
 def test_it_is_a_bijection(size, key):
     assert np.array_equal(np.sort(permute(np.arange(size), size, key)), np.arange(size))
 
 
-@pytest.mark.parametrize("size", [1 << 16, (1 << 16) + 1, 1_000_003])
+@pytest.mark.parametrize("size", [1 << 16, (1 << 16) + 1, 300_007])
 def test_it_is_a_bijection_of_many(size):
     assert np.bincount(permute(np.arange(size), size, 7), minlength=size).max() == 1
 
@@ -33,9 +33,9 @@ def test_each_index_is_sent_alone_as_among_others(size, key, data):
 
 def test_every_order_of_few_is_about_equally_likely():
     for size in (2, 3, 5):
-        orders = [tuple(permute(np.arange(size), size, key_of(3, key)).tolist()) for key in range(4000)]
+        orders = [tuple(permute(np.arange(size), size, key_of(3, key)).tolist()) for key in range(2000)]
         counts = np.array([orders.count(order) for order in itertools.permutations(range(size))])
-        expected = 4000 / len(counts)
+        expected = 2000 / len(counts)
         # Chi-square, six standard deviations off.
         assert ((counts - expected) ** 2 / expected).sum() < len(counts) + 6 * np.sqrt(2 * len(counts)), size
 

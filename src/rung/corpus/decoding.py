@@ -36,12 +36,12 @@ _SIGNATURES = (
     (b"\x7fELF", "program", "name text files"),
     (b"PAR1", "Parquet", "name text files"),
 )
-# An encoding is suggested when most of the characters beyond ASCII are what people write in it.
+# An encoding is suggested when enough of the characters beyond ASCII are the ones that are frequent in its languages.
 _SUGGESTIONS = (
     ("cp932", re.compile("[\u3000-\u30ff]"), 0.2),
     ("euc_jp", re.compile("[\u3000-\u30ff]"), 0.2),
-    ("cp949", re.compile("[\uac00-\ud7a3]"), 0.5),
-    ("gb18030", re.compile("[\u3000-\u3002\uff0c\u4e00-\u9fa5]"), 0.8),
+    ("cp949", re.compile("[이다는을가에의고지한]"), 0.1),
+    ("gb18030", re.compile("[的一是不了在人有我他这中]"), 0.04),
     ("cp1252", re.compile("[\u00a0-\u00ff\u2013-\u2026\u20ac]"), 0.8),
 )
 

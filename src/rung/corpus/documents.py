@@ -38,7 +38,7 @@ def documents(
     With ``config.separator`` a file is split at each occurrence of it. The separator is not part of the text, nor is
     the one line break (LF, CR LF) right after it, unless the separator itself ends in a line break: a separator on a
     line of its own leaves no trace. Nothing before the first or after the last separator is no document; nothing
-    between two is an empty document, and is yielded.
+    between two is an empty document, and is yielded; so is a file that holds nothing else.
 
     Raises:
         RungError: a file that cannot be read or decoded, an unknown encoding.
@@ -56,8 +56,11 @@ def documents(
         if not config.separator:
             yield from _read_through(Document(source.name, even_pieces(chunks)))
             continue
+        number = 0
         for number, part in enumerate(_split(chunks, config.separator), start=1):
             yield from _read_through(Document(f"{source.name}#{number}", even_pieces(part)))
+        if not number:
+            yield Document(source.name, iter(()))
 
 
 def even_pieces(chunks: Iterator[str], limit: int = PIECE_CHARS) -> Iterator[str]:

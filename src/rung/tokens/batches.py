@@ -125,12 +125,12 @@ def check_length(n_tokens: int, least: int) -> None:
 def _windows(tokens: Tokens, starts_B: np.ndarray, length: int, segments: bool) -> Batch:
     last = len(tokens) - 1
     tokens_BS = tokens.gather(starts_B, length + 1)
-    targets_BT = np.ascontiguousarray(tokens_BS[:, 1:])
+    targets_BT = tokens_BS[:, 1:].copy()  # a single row is contiguous as it is, and would be shared with the inputs
     # Whole rows lie inside nearly always; only the others are masked position by position.
     for row in np.flatnonzero((starts_B < 0) | (starts_B + length > last)).tolist():
         inputs_T = starts_B[row] + np.arange(length)
         targets_BT[row, (inputs_T < 0) | (inputs_T >= last)] = IGNORED
-    batch = {"tokens": np.ascontiguousarray(tokens_BS[:, :-1]), "targets": targets_BT}
+    batch = {"tokens": tokens_BS[:, :-1].copy(), "targets": targets_BT}
     if segments:
         batch["segments"] = _segments(tokens.document_starts, starts_B, length)
     return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -157,10 +158,11 @@ def _visible_bytes(token: str) -> bytes:
     return bytes([byte_of[c] for c in token]) if all(c in byte_of for c in token) else token.encode()
 
 
+@cache
 def _byte_of_character() -> dict[str, int]:
     """Return GPT-2's bijection from visible characters to bytes: printable Latin-1 is itself, the rest from U+0100."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    hidden = sorted(set(range(256)) - set(visible))
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 _ROUNDS = 6
+_SORTED_SIZE = 1 << 11  # up to here an order is sorted out: quick, and a Feistel network of few bits shuffles badly
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment
 _MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -30,7 +31,8 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     """Return where the permutation of ``range(size)`` given by ``key`` sends each index.
 
     A Feistel network over the smallest power of two that holds ``size``, walked along its cycle until the result is
-    below ``size`` (Black and Rogaway 2002). Constant memory whatever the size, under two walks on average.
+    below ``size`` (Black and Rogaway 2002). Constant memory whatever the size, under two walks on average. Up to 2,048,
+    the order of as many random numbers.
 
     Args:
         indices: whole numbers in [0, size), any shape.
@@ -40,8 +42,11 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     Returns:
         int64, the shape of ``indices``.
     """
+    if size <= _SORTED_SIZE:
+        order = np.argsort(mix(mix(np.arange(size, dtype=np.uint64) + np.uint64(_GOLDEN)) ^ np.uint64(key_of(key))))
+        return order[np.asarray(indices, np.int64)].astype(np.int64)
     flat = np.asarray(indices, np.uint64).reshape(-1)
-    bits = max(2, (size - 1).bit_length())
+    bits = (size - 1).bit_length()
     round_keys = [np.uint64(key_of(key, number)) for number in range(_ROUNDS)]
     out = _feistel(flat, bits, round_keys)
     while (outside := np.flatnonzero(out >= np.uint64(size))).size:
