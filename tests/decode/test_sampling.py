@@ -104,7 +104,7 @@ def test_draws_follow_the_softmax(temperature):
     observed = np.bincount(drawn(LOGITS, GenerateConfig(temperature=temperature, seed=3), count), minlength=V)
     expected = softmax(LOGITS / temperature) * count
     chi_square = np.sum((observed - expected) ** 2 / expected)
-    assert chi_square < 31.26  # 0.999 quantile of 11 degrees of freedom: fails for one seed in a thousand, and this is one seed
+    assert chi_square < 31.26  # 0.999 quantile, 11 degrees of freedom
 
 
 def test_draws_after_a_filter_follow_what_is_left():
@@ -144,7 +144,9 @@ def test_a_temperature_near_0_is_greedy_not_nan(temperature):
 def test_an_extreme_penalty_is_no_nan(penalty):
     seen = np.zeros(V, bool)
     seen[[3, int(np.argmax(LOGITS))]] = True
-    out = sampling.filtered(jnp.asarray(LOGITS)[None], Filters.of(GenerateConfig(repetition_penalty=penalty)), jnp.asarray(seen)[None])
+    out = sampling.filtered(
+        jnp.asarray(LOGITS)[None], Filters.of(GenerateConfig(repetition_penalty=penalty)), jnp.asarray(seen)[None]
+    )
     assert not np.isnan(np.asarray(out)).any()
     assert np.isfinite(np.max(np.asarray(out)))
 
@@ -153,11 +155,12 @@ def test_masked_ids_stay_masked_under_every_filter():
     logits = jnp.asarray([[1.0, 2.0, 50.0, 60.0], [-5.0, -6.0, 50.0, 60.0]])
     masked = sampling.mask_outside(logits, 2)
     seen = jnp.ones((2, 4), bool)
-    for settings in (
-        GenerateConfig(temperature=0.0), GenerateConfig(temperature=100.0), GenerateConfig(top_k=3), GenerateConfig(top_p=0.999),
-        GenerateConfig(min_p=1e-30), GenerateConfig(repetition_penalty=1e30), GenerateConfig(temperature=0.0, repetition_penalty=0.01),
+    for changes in (
+        {"temperature": 0.0}, {"temperature": 100.0}, {"top_k": 3}, {"top_p": 0.999}, {"min_p": 1e-30},
+        {"repetition_penalty": 1e30}, {"temperature": 0.0, "repetition_penalty": 0.01},
     ):  # fmt: skip
-        assert np.asarray(sampling.draw(masked, sampling.keys(1, 2), Filters.of(settings), seen)).max() < 2
+        filters = Filters.of(GenerateConfig(**changes))
+        assert np.asarray(sampling.draw(masked, sampling.keys(1, 2), filters, seen)).max() < 2
 
 
 def test_a_key_does_not_depend_on_the_number_of_samples():
@@ -169,8 +172,9 @@ def test_a_key_does_not_depend_on_the_number_of_samples():
 @pytest.mark.parametrize(
     "bad",
     [
-        {"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")}, {"top_k": -1}, {"top_p": 0.0},
-        {"top_p": 1.5}, {"min_p": -0.1}, {"min_p": 1.1}, {"repetition_penalty": 0.0}, {"max_tokens": -1}, {"samples": 0},
+        {"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")}, {"top_k": -1},
+        {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": -0.1}, {"min_p": 1.1}, {"repetition_penalty": 0.0},
+        {"max_tokens": -1}, {"samples": 0},
         {"seed": -1}, {"seed": 2**32}, {"stop": ("",)}, {"top_k": 1.5}, {"temperature": "hot"},
     ],
 )  # fmt: skip
@@ -183,4 +187,6 @@ def test_bad_values_are_refused_by_name(bad):
 
 def test_good_values_are_not_refused():
     sampling.check(GenerateConfig())
-    sampling.check(GenerateConfig(temperature=0.0, top_k=10**9, top_p=1.0, min_p=1.0, stop=("\n", "end"), seed=2**32 - 1))
+    sampling.check(
+        GenerateConfig(temperature=0.0, top_k=10**9, top_p=1.0, min_p=1.0, stop=("\n", "end"), seed=2**32 - 1)
+    )

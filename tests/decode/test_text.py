@@ -13,6 +13,8 @@ from rung.decode.generate import Chunk, Generator
 from rung.decode.text import Completion, Piece, StopStrings, complete, generate_text
 from rung.tokens.tokenizer import Tokenizer
 
+AB = st.text("ab", max_size=30)
+AB_STOP = st.text("ab", min_size=1, max_size=4)
 BYTES = Tokenizer.train([], TokenizerConfig(kind="byte"))
 
 
@@ -40,7 +42,9 @@ def run(texts, stop=(), **options) -> tuple[list[Piece], list[Completion]]:
     for sample, completion in enumerate(completions):
         own = [piece for piece in pieces if piece.sample == sample]
         assert "".join(piece.text for piece in own) == completion.text, "streamed text is the whole text"
-        assert [piece.completion for piece in own] == [None] * (len(own) - 1) + [completion], "the last piece and no other"
+        assert [piece.completion for piece in own] == [None] * (len(own) - 1) + [completion], (
+            "the last piece and no other"
+        )
     return pieces, completions
 
 
@@ -53,7 +57,11 @@ def first_stop(text: str, stops) -> tuple[str, bool]:
     return text, False
 
 
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.lists(st.integers(0, 30)))
+@given(
+    st.text("ab", max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 30)),
+)
 def test_stop_strings_wherever_the_text_is_cut(text, stops, cuts):
     strings, out, stopped = StopStrings(stops), "", False
     for start, end in itertools.pairwise(sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})):
@@ -64,7 +72,7 @@ def test_stop_strings_wherever_the_text_is_cut(text, stops, cuts):
     assert (out + strings.flush(), stopped) == first_stop(text, stops)
 
 
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
+@given(AB, st.lists(AB_STOP, min_size=1, max_size=3))
 def test_no_more_is_held_back_than_could_begin_a_stop_string(text, stops):
     expected, stopped = first_stop(text, stops)
     out, _ = StopStrings(stops).push(text)
@@ -104,7 +112,11 @@ def test_nothing_generated_is_an_empty_completion():
     assert pieces == [Piece(n, "", Completion("", (), "length")) for n in range(2)]
 
 
-@given(st.lists(st.text(max_size=12), min_size=1, max_size=3), st.integers(1, 5), st.lists(st.text(min_size=1, max_size=2), max_size=2))
+@given(
+    st.lists(st.text(max_size=12), min_size=1, max_size=3),
+    st.integers(1, 5),
+    st.lists(st.text(min_size=1, max_size=2), max_size=2),
+)
 def test_any_text_streams_whole(texts, chunk_tokens, stops):
     pieces, completions = run(texts, stop=tuple(stops), chunk_tokens=chunk_tokens)
     assert [one.text for one in completions] == [first_stop(text, stops)[0] for text in texts]

@@ -26,7 +26,13 @@ SHAPES = {
 @functools.cache
 def tiny(shape: str = "gpt2", vocab_size: int = 40, context_length: int = 32, n_layers: int = 2):
     """Return (model, weights)."""
-    sizes = {"n_layers": n_layers, "n_heads": 4, "d_model": 32, "vocab_size": vocab_size, "context_length": context_length}
+    sizes = {
+        "n_layers": n_layers,
+        "n_heads": 4,
+        "d_model": 32,
+        "vocab_size": vocab_size,
+        "context_length": context_length,
+    }
     settings = {**sizes, **SHAPES[shape], "init_std": 0.2}
     model = Decoder(resolve(override(Config(), {f"model.{name}": value for name, value in settings.items()})).model)
     return model, initialize(model.weights(), seed=0)

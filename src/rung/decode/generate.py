@@ -32,7 +32,7 @@ class Chunk:
     """What generation has come by since the chunk before.
 
     Attributes:
-        ids: for each sample its new tokens, int32 [up to N]; the end-of-text token that ends a sample is not among them.
+        ids: for each sample its new tokens, int32 [up to N], without the end-of-text token that ends a sample.
         ended: for each sample whether its text has ended.
     """
 
@@ -44,7 +44,8 @@ class Generator:
     """Continues prompts of token ids with a model.
 
     Args:
-        model: has ``config.context_length``, ``unembed``, ``empty_cache``, ``prefill`` and ``decode``, as ``rung.model.Decoder``.
+        model: has ``config.context_length``, ``unembed``, ``empty_cache``, ``prefill`` and ``decode``, as
+            ``rung.model.Decoder`` has; hashable.
         weights: its weights.
         vocab_size: of the tokenizer; ids from here on are padding of the embedding, and never produced.
         end_id: the end-of-text token.
@@ -70,13 +71,13 @@ class Generator:
     ) -> Iterator[Chunk]:
         """Yield the continuations of a prompt as they come, all samples together.
 
-        The draw depends on the seed, the number of the sample and the token's place in the text, prompt included, and on
-        nothing else: not on how many samples there are, nor on whether the text so far was prompt or generated.
+        The draw depends on the seed, the number of the sample and the token's place in the text, prompt included. It
+        does not depend on how many samples there are, nor on whether the text so far was prompt or generated.
 
         Args:
-            prompt_ids: token ids. An empty prompt begins a document: the model then sees the end-of-text token, which is
-                what precedes a document in training. Before any other prompt nothing is put, as a model of one single
-                document has never learned what an end-of-text token in front means.
+            prompt_ids: token ids. An empty prompt begins a document: the model then sees the end-of-text token, which
+                is what precedes a document in training. Before any other prompt nothing is put, as a model of one
+                single document has never learned what an end-of-text token in front means.
             settings: how to draw and when to end. (``stop`` is about text: see ``rung.decode.text``.)
             note: is told when the text is longer than the context, and what the model sees then.
 
@@ -154,8 +155,8 @@ def _slid(n: int, prompt_length: int, context: int, start: int) -> Iterator[str]
         yield f"the text is longer than the context of {context} tokens: the model sees the last {least} to {context}"
 
 
-# On the device. What is compiled depends on the model, the number of samples, which filters are on, and the bucket of the
-# prompt's length; never on a value. The model is a static argument, so that generators of one model share the programs.
+# On the device. What is compiled depends on the model, the number of samples, which filters are on, and the bucket of
+# the prompt's length; never on a value. The model is a static argument, so that its generators share the programs.
 
 
 def _begin(model: Any, n: int, seen: np.ndarray, settings: GenerateConfig, filters: Filters) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def next_token_probabilities(
 ) -> list[Position]:
     """Return for each token of ``text`` what the model expects after it.
 
-    An empty text is the beginning of a document, as for generation: one position, the end-of-text token. In a text longer
-    than the context each position is predicted from the window that generation would have there.
+    An empty text is the beginning of a document, as for generation: one position, the end-of-text token. In a text
+    longer than the context each position is predicted from the window that generation would have there.
 
     Args:
         model: has ``config.context_length``, ``hidden`` and ``unembed``.
@@ -80,7 +80,9 @@ def next_token_probabilities(
         for place in range(first, stop):
             row = place - start
             candidates = zip(top_ids_Tk[row], top_Tk[row], range(1, top + 1), strict=True)
-            following = (int(ids[place + 1]), next_probability_T[row], next_rank_T[row]) if place + 1 < len(ids) else None
+            following = (
+                (int(ids[place + 1]), next_probability_T[row], next_rank_T[row]) if place + 1 < len(ids) else None
+            )
             positions.append(
                 Position(
                     int(ids[place]),
@@ -93,11 +95,15 @@ def next_token_probabilities(
 
 
 def rows(positions: list[Position]) -> Iterator[tuple[str, ...]]:
-    """Yield a table of positions, a heading first: token, what came next, its probability and rank, and the candidates."""
+    """Yield a table of positions, a heading first: token, what came next, its probability and rank, candidates."""
     yield "token", "next", "probability", "rank", "most probable next tokens"
     for position in positions:
         following = position.next
-        actual = ("", "", "") if following is None else (following.piece, f"{following.probability:.4f}", str(following.rank))
+        actual = (
+            ("", "", "")
+            if following is None
+            else (following.piece, f"{following.probability:.4f}", str(following.rank))
+        )
         yield position.piece, *actual, "  ".join(f"{one.piece} {one.probability:.4f}" for one in position.top)
 
 
@@ -112,7 +118,7 @@ def _candidate(tokenizer: Tokenizer, token: int, probability: float, rank: int) 
 
 
 def _windows(n_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ``(start, first, stop)``: the window [start, stop) predicts what follows its positions from ``first`` on."""
+    """Yield ``(start, first, stop)``: window [start, stop) predicts what follows its positions from ``first`` on."""
     first = 0
     while first < n_tokens:
         start = window_start(first + 1, context)
@@ -127,7 +133,7 @@ def _padded(ids: np.ndarray, length: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _scores(model, vocab_size, top, weights, tokens_T, next_T):
-    """Return ids and probabilities [T, top] of the most probable next tokens, and probability and rank [T] of ``next_T``."""
+    """Return ids and probabilities [T, top] of the best next tokens, and probability and rank [T] of ``next_T``."""
     x_TD = model.hidden(weights, tokens_T[None])[0]
 
     def score(position):

@@ -1,7 +1,7 @@
 """Drawing the next token from logits: which tokens may be drawn, and the draw.
 
-The order is fixed: ids outside the vocabulary are masked, then repetition penalty, temperature, top-k, top-p, min-p. Each
-filter works on what the ones before it left, with the probabilities of the rest scaled to sum to one.
+The order is fixed: ids outside the vocabulary are masked, then repetition penalty, temperature, top-k, top-p, min-p.
+Each filter works on what the ones before it left, with the probabilities of the rest scaled to sum to one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from rung import config
 from rung.config import GenerateConfig
 from rung.errors import RungError
 
+Scalar = jax.Array | np.float32 | np.int32 | float
+
 _FLOAT32 = np.finfo(np.float32)
 
 
@@ -28,7 +30,7 @@ def check(settings: GenerateConfig) -> None:
         value = config.check_value(path, config.field_type(GenerateConfig, path), getattr(settings, path), "generate")
         config.check_bounds(path, declared.metadata["setting"], value, "generate")
     if "" in settings.stop:
-        raise RungError("generate: an empty stop string", "it would end every text before its first character; leave it out")
+        raise RungError("generate: stop has an empty string", "it would end every text before its first character")
 
 
 @jax.tree_util.register_dataclass
@@ -39,11 +41,11 @@ class Filters:
     The values are traced: another temperature is no other program.
     """
 
-    temperature: np.float32 | None  # None: the most probable token
-    top_k: np.int32 | None = None
-    top_p: np.float32 | None = None
-    min_p: np.float32 | None = None
-    repetition_penalty: np.float32 | None = None
+    temperature: Scalar | None  # None: the most probable token
+    top_k: Scalar | None = None
+    top_p: Scalar | None = None
+    min_p: Scalar | None = None
+    repetition_penalty: Scalar | None = None
 
     @classmethod
     def of(cls, settings: GenerateConfig) -> Filters:
@@ -109,23 +111,23 @@ def mask_outside(logits_BV: jax.Array, vocab_size: jax.Array | int) -> jax.Array
     return jnp.where(jnp.arange(logits_BV.shape[-1]) < vocab_size, logits_BV, -jnp.inf)
 
 
-def penalize(logits_BV: jax.Array, seen_BV: jax.Array, penalty: jax.Array | float) -> jax.Array:
+def penalize(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Scalar) -> jax.Array:
     """Make tokens already seen less probable: logits over 0 divided by ``penalty``, the others multiplied.
 
-    Keskar et al. 2019 (CTRL, arXiv:1909.05858), section 4.1, divides only, which would favour a token of negative logit.
+    Keskar et al. 2019 (CTRL, arXiv:1909.05858), section 4.1, divides only, which favours a token of negative logit.
     """
     penalized = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
     penalized = jnp.where(jnp.isneginf(logits_BV), logits_BV, jnp.clip(penalized, _FLOAT32.min, _FLOAT32.max))
     return jnp.where(seen_BV, penalized, logits_BV)
 
 
-def keep_top_k(logits_BV: jax.Array, k: jax.Array | int) -> jax.Array:
-    """Keep the ``k`` largest logits, exactly; among equals the lowest ids. (Fan et al. 2018, arXiv:1805.04833.)"""
+def keep_top_k(logits_BV: jax.Array, k: Scalar) -> jax.Array:
+    """Keep the ``k`` largest logits, exactly; among equals the lowest ids (Fan et al. 2018, arXiv:1805.04833)."""
     return _keep_largest(logits_BV, -jnp.sort(-logits_BV, -1), jnp.full(logits_BV.shape[0], k))
 
 
-def keep_top_p(logits_BV: jax.Array, p: jax.Array | float) -> jax.Array:
-    """Keep the fewest most probable tokens that have probability ``p`` together. (Holtzman et al. 2019, arXiv:1904.09751.)"""
+def keep_top_p(logits_BV: jax.Array, p: Scalar) -> jax.Array:
+    """Keep the fewest tokens that have probability ``p`` together (Holtzman et al. 2019, arXiv:1904.09751)."""
     sorted_BV = -jnp.sort(-logits_BV, -1)
     probability_BV = jax.nn.softmax(sorted_BV, -1)
     before_BV = jnp.cumsum(probability_BV, -1) - probability_BV
@@ -133,8 +135,8 @@ def keep_top_p(logits_BV: jax.Array, p: jax.Array | float) -> jax.Array:
     return _keep_largest(logits_BV, sorted_BV, count_B)
 
 
-def keep_min_p(logits_BV: jax.Array, p: jax.Array | float) -> jax.Array:
-    """Keep tokens at least ``p`` times as probable as the most probable. (Nguyen et al. 2024, arXiv:2407.01082.)"""
+def keep_min_p(logits_BV: jax.Array, p: Scalar) -> jax.Array:
+    """Keep tokens at least ``p`` times as probable as the most probable (Nguyen et al. 2024, arXiv:2407.01082)."""
     return jnp.where(logits_BV >= jnp.max(logits_BV, -1, keepdims=True) + jnp.log(p), logits_BV, -jnp.inf)
 
 

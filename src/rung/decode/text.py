@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from rung.config import GenerateConfig
 from rung.decode.generate import Chunk, Generator, Note
 from rung.tokens.tokenizer import StreamDecoder, Tokenizer
@@ -28,7 +30,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of text of one sample, whole characters; the last piece of a sample (perhaps empty) has the completion."""
+    """Some text of one sample, in whole characters; the last piece of a sample (perhaps empty) has the completion."""
 
     sample: int
     text: str
@@ -46,7 +48,9 @@ def generate_text(
         RungError: a setting out of bounds.
     """
     chunks = generator.generate_ids(tokenizer.encode(prompt), settings, note)
-    return _pieces(chunks, [_Sample(StreamDecoder(tokenizer), StopStrings(settings.stop)) for _ in range(settings.samples)])
+    return _pieces(
+        chunks, [_Sample(StreamDecoder(tokenizer), StopStrings(settings.stop)) for _ in range(settings.samples)]
+    )
 
 
 def complete(
@@ -61,8 +65,8 @@ def complete(
 class StopStrings:
     """Passes text on up to the first stop string.
 
-    The first is the one complete first; of those that end together, the longest. How the text is cut into pieces does not
-    matter.
+    The first is the one complete first; of those that end together, the longest. How the text is cut into pieces does
+    not matter.
     """
 
     def __init__(self, stops: Sequence[str]):
@@ -97,7 +101,7 @@ class _Sample:
     ids: list[int] = field(default_factory=list)
     done: bool = False
 
-    def push(self, ids: Sequence[int]) -> tuple[str, bool]:
+    def push(self, ids: np.ndarray) -> tuple[str, bool]:
         """Take tokens, up to the one that completes a stop string; return ``(new text, whether one did)``."""
         texts, stopped = [], False
         for token in ids:
