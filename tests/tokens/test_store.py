@@ -56,7 +56,7 @@ def documents_of(store: TokenStore, tokenizer: Tokenizer, split: str) -> list[st
     return [tokenizer.decode(part) for part in parts]
 
 
-@pytest.mark.parametrize("shard_tokens", [7, 100, 1 << 20])
+@pytest.mark.parametrize("shard_tokens", [97, 1000, 1 << 20])
 def test_every_document_is_in_one_split_whole_whatever_the_shards(tmp_path, novels, tokenizer, shard_tokens):
     path, texts = novels
     store = build_store([path], tokenizer, tmp_path / "store", SEPARATED, shard_tokens=shard_tokens)
