@@ -161,5 +161,4 @@ def test_it_learns_a_real_text_in_the_same_loop(model, shared_data):
     assert progress.step == steps
     losses = [event.loss for event in seen if isinstance(event, StepDone)]
     assert losses[0] > unigram_entropy + 1
-    print(losses[0], result.loss, unigram_entropy)
     assert result.loss < unigram_entropy - 0.3

@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from parity import make_models
 
+from parity import make_models
 from rung.errors import RungError
 from rung.exchange import hugging_face
 from rung.model import Decoder

@@ -51,7 +51,9 @@ class FlaxModel:
             )
         for path, shape in _by_path(self._parameters).items():
             if not jnp.issubdtype(shape.dtype, jnp.floating):
-                raise RungError(f"parameter {path} of the Flax module is {shape.dtype}", "parameters are floating point")
+                raise RungError(
+                    f"parameter {path} of the Flax module is {shape.dtype}", "parameters are floating point"
+                )
 
     def weights(self) -> WeightTable:
         """Return the table of weights. Its initial values are those of ``initialize``, not the table's."""

@@ -1,0 +1,341 @@
+"""The step and the loop: any split of a batch is the same update, bad updates are skipped, listeners change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rung.config import Config, MeshConfig, TrainConfig, override, resolve
+from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
+from rung.mesh import make_mesh
+from rung.model import Decoder
+from rung.model.weights import flatten
+from rung.train import events
+from rung.train.checkpoint import Progress
+from rung.train.loop import Diverged, Intervals, Loop
+from rung.train.optimizer import make_optimizer
+from rung.train.step import initial_state, initial_weights, make_step, place, row_keys
+
+V, T, B = 31, 12, 8
+MODEL = Decoder(
+    resolve(
+        override(
+            Config(),
+            {
+                "model.vocab_size": V,
+                "model.context_length": T,
+                "model.n_layers": 1,
+                "model.n_heads": 2,
+                "model.d_model": 16,
+                "model.d_ff": 32,
+                "model.dropout": 0.2,
+                "model.init": "fan_in",
+            },
+        )
+    ).model
+)
+TRAIN = TrainConfig(batch_size=B, learning_rate=0.01, weight_decay=0.1, clip_norm=1.0, seed=5)
+
+
+def batch_of(step, rows=B):
+    """A batch in which rows have very unlike numbers of targets, one of them none."""
+    random = np.random.default_rng(step)
+    tokens, targets = random.integers(V, size=(2, rows, T)).astype(np.int32)
+    kept = np.resize([T, 0, 1, 5, T, 2, 7, 3], rows)
+    targets[np.arange(T) >= kept[:, None]] = -1
+    return {"tokens": tokens, "targets": targets}
+
+
+@functools.cache
+def compiled(model=MODEL, data=1, constant_rate=True, **changes):
+    config = dataclasses.replace(TRAIN, **changes)
+    mesh, optimizer = make_mesh(MeshConfig(data=data)), make_optimizer(model.weights(), config)
+    step = make_step(model, optimizer, lambda number: jnp.float32(1), config, mesh)
+    return step, lambda: initial_state(model, optimizer, config.seed, mesh), lambda batch: place(batch, mesh)
+
+
+def train(steps, **options):
+    """Return the state and metrics of some steps; two steps in flight at most."""
+    step, start, put = compiled(**options)
+    state, seen = start(), []
+    for number in range(steps):
+        state, metrics = step(state, put(batch_of(number)))
+        seen.append({name: value.item() for name, value in jax.device_get(metrics).items()})
+    return state, seen
+
+
+def bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+# One batch, however it is cut
+
+
+@functools.cache
+def whole_batch():
+    return train(5)
+
+
+@pytest.mark.parametrize(
+    ("micro", "data"), [(4, 1), (1, 1), (8, 4), (4, 4), (8, 2)], ids=lambda n: str(n)
+)  # 2 x 4 and 8 x 1 micro-batches; 8, and 2 x 4, over 4 devices; 8 over 2
+def test_any_split_is_the_same_update(micro, data):
+    expected_state, expected = whole_batch()
+    state, seen = train(5, micro_batch_size=micro, data=data)
+    for one, other in zip(seen, expected, strict=True):
+        assert one["targets"] == other["targets"] == np.sum(np.resize([T, 0, 1, 5, T, 2, 7, 3], B))
+        np.testing.assert_allclose(one["loss_sum"], other["loss_sum"], rtol=1e-5)
+        np.testing.assert_allclose(one["gradient_norm"], other["gradient_norm"], rtol=1e-4)
+    for one, other in zip(*map(jax.tree.leaves, (state["weights"], expected_state["weights"])), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_gradient_is_of_the_mean_over_all_targets():
+    # One row at a time, without the step: sums of losses over the sum of targets; AdamW's first update shows only signs,
+    # so the norm before clipping stands for the gradient.
+    state, put = compiled()[1](), compiled()[2]
+    batch, keys_B = batch_of(0), row_keys(TRAIN.seed, 0, B)
+
+    @jax.jit
+    def of_row(weights, row, key):
+        return jax.value_and_grad(lambda w: MODEL.loss(w, row, key)[0])(weights)
+
+    rows = [of_row(state["weights"], {n: a[r : r + 1] for n, a in batch.items()}, keys_B[r : r + 1]) for r in range(B)]
+    n_targets = np.sum(batch["targets"] >= 0)
+    gradient = jax.tree.map(lambda *g: sum(np.asarray(x, np.float64) for x in g) / n_targets, *(g for _, g in rows))
+    norm = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
+    _, metrics = compiled()[0](state, put(batch))
+    np.testing.assert_allclose(metrics["loss_sum"], sum(float(loss) for loss, _ in rows), rtol=1e-5)
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-5)
+
+
+def test_a_mean_of_means_would_be_seen():
+    # Not of our code: the batch is such that averaging rows' means gives another gradient.
+    counts = np.sum(batch_of(0)["targets"] >= 0, 1)
+    assert len(set(counts)) > 4
+
+
+def test_keys_are_of_seed_step_and_row():
+    data = {
+        (seed, step, row): tuple(np.asarray(key))
+        for seed in (0, 1, 2**32 - 1)
+        for step in (0, 1, 40_000)
+        for row, key in enumerate(jax.random.key_data(row_keys(seed, step, 4)))
+    }
+    assert len(set(data.values())) == len(data)
+    assert np.array_equal(jax.random.key_data(row_keys(1, 2, 8))[:4], jax.random.key_data(row_keys(1, 2, 4)))
+
+
+def test_same_start_on_any_mesh():
+    one, four = compiled()[1](), compiled(data=4, micro_batch_size=8)[1]()
+    assert bits(one) == bits(four)
+    assert bits(one["weights"]) == bits(jax.jit(lambda: initial_weights(MODEL, TRAIN.seed))())
+
+
+# Updates that are not finite
+
+
+class Spoiled:
+    """The model, its loss times the batch's ``spoil`` [B, 1], through which any number gets into loss and gradient."""
+
+    def weights(self):
+        return MODEL.weights()
+
+    def loss(self, weights, batch, keys_B):
+        loss_sum, targets, aux = MODEL.loss(weights, batch, keys_B)
+        return loss_sum * jnp.max(batch["spoil"]), targets, aux
+
+
+class Rooted(Spoiled):
+    """The loss is finite and its gradient is not: the root of zero is added."""
+
+    def loss(self, weights, batch, keys_B):
+        loss_sum, targets, aux = MODEL.loss(weights, batch, keys_B)
+        zero = jnp.sum(weights["final_norm"]["scale"]) * (jnp.max(batch["spoil"]) - 1)
+        return loss_sum + jnp.sqrt(jnp.abs(zero)), targets, aux
+
+
+SPOILED, ROOTED = Spoiled(), Rooted()
+
+
+def spoiled(step, value):
+    return {**batch_of(step), "spoil": np.full((B, 1), value, np.float32)}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("micro", [8, 4])
+def test_a_bad_update_changes_nothing(value, micro):
+    step, start, put = compiled(SPOILED, micro_batch_size=micro)
+    state, _ = step(start(), put(spoiled(0, 1)))
+    before = bits([state["weights"], state["optimizer"]])
+    for in_a_row in (1, 2):
+        state, metrics = step(state, put(spoiled(in_a_row, value)))
+        assert metrics["skipped"]
+        assert metrics["skipped_in_a_row"] == state["skipped_in_a_row"] == in_a_row
+        assert state["step"] == 1 + in_a_row
+        assert bits([state["weights"], state["optimizer"]]) == before
+    state, metrics = step(state, put(spoiled(3, 1)))
+    assert not metrics["skipped"]
+    assert state["skipped_in_a_row"] == 0
+    assert bits([state["weights"], state["optimizer"]]) != before
+    # The optimizer counts applied updates, not steps.
+    assert state["step"] == 4
+    assert state["optimizer"]["adamw"][0].count == 2
+
+
+def test_a_bad_gradient_of_a_finite_loss_is_skipped():
+    step, start, put = compiled(ROOTED)
+    state = start()
+    before = bits(state["weights"])
+    state, metrics = step(state, put(spoiled(0, 1)))
+    assert np.isfinite(metrics["loss_sum"])
+    assert metrics["skipped"]
+    assert bits(state["weights"]) == before
+
+
+def test_one_infinite_weight_is_seen():
+    step, start, put = compiled()
+    state = start()
+    state["weights"]["layers"][0]["mlp"]["up"] = state["weights"]["layers"][0]["mlp"]["up"].at[3, 3].set(jnp.inf)
+    before = bits(state["weights"])
+    state, metrics = step(state, put(batch_of(0)))
+    assert metrics["skipped"]
+    assert bits(state["weights"]) == before
+
+
+# The loop
+
+
+def loop_of(steps, *, spoil=None, emit, model=SPOILED, **options):
+    step, _, put = compiled(model)
+    values = spoil or {}
+    return Loop(
+        step=step,
+        batch=lambda number: put(spoiled(number, values.get(number, 1))),
+        steps=steps,
+        learning_rate=TRAIN.learning_rate,
+        flops_per_token=1.0,
+        emit=emit,
+        **{"intervals": Intervals(), **options},
+    )
+
+
+def test_too_many_skipped_in_a_row_end_the_run():
+    seen, diverged_at = [], []
+    bad = {1: np.nan, 3: np.inf, 4: np.nan, 5: np.inf}  # one alone, then three in a row
+    loop = loop_of(20, spoil=bad, emit=seen.append, max_skipped=3, on_divergence=diverged_at.append)
+    with pytest.raises(Diverged, match="3 updates in a row were not finite, the last at step 6") as error:
+        loop.run(compiled(SPOILED)[1](), Progress())
+    assert error.value.status == 1
+    assert diverged_at == [5]  # the batch that did it is that of step number 5, which ends as step 6
+    skipped = [(event.step, event.in_a_row) for event in seen if isinstance(event, events.Skipped)]
+    assert skipped == [(2, 1), (4, 1), (5, 2), (6, 3)]
+
+
+def test_fewer_skipped_than_that_are_named_and_passed():
+    seen = []
+    loop = loop_of(8, spoil={2: np.nan, 3: np.inf}, emit=seen.append, max_skipped=3)
+    state, progress, _ = loop.run(compiled(SPOILED)[1](), Progress())
+    assert progress.step == state["step"] == 8
+    done = [event for event in seen if isinstance(event, events.StepDone)]
+    assert [event.step for event in done] == list(range(1, 9))
+    assert [event.step for event in done if event.skipped] == [3, 4]
+    assert state["optimizer"]["adamw"][0].count == 6
+    assert isinstance(seen[-1], events.Finished)
+
+
+def test_logged_losses_are_those_of_the_step_sums():
+    seen = []
+    loop_of(5, emit=seen.append, model=SPOILED).run(compiled(SPOILED)[1](), Progress())
+    logged = [event.loss for event in seen if isinstance(event, events.StepDone)]
+    expected = [metrics["loss_sum"] / metrics["targets"] for metrics in whole_batch()[1]]
+    np.testing.assert_allclose(logged, expected, rtol=1e-5)
+    assert [e.tokens for e in seen if isinstance(e, events.StepDone)] == [42 * n for n in range(1, 6)]
+
+
+def test_evaluation_and_sampling_change_no_weights():
+    """User problem: the loss curve moves when evaluation is turned on, because it draws from the training key."""
+    quiet, _, _ = loop_of(6, emit=lambda event: None).run(compiled(SPOILED)[1](), Progress())
+
+    seen, validation = [], [batch_of(100), batch_of(101)]
+    loss = compiled_loss(MODEL)
+
+    def sample(weights):
+        jax.random.normal(row_keys(TRAIN.seed, 0, 1)[0], (3,))
+        logits = MODEL.unembed(weights, MODEL.hidden(weights, jnp.zeros((1, 3), jnp.int32)))
+        return [("", str(int(jnp.argmax(logits[0, -1]))))]
+
+    busy, _, result = loop_of(
+        6,
+        emit=seen.append,
+        intervals=Intervals(evaluate=1, sample=2),
+        evaluate=lambda weights: held_out_loss(loss, weights, validation),
+        sample=sample,
+    ).run(compiled(SPOILED)[1](), Progress())
+    assert bits(busy) == bits(quiet)
+    assert len([event for event in seen if isinstance(event, events.Evaluated)]) == 6
+    assert len([event for event in seen if isinstance(event, events.Sampled)]) == 3
+    # Validation is without dropout and always the same batches: the last equals one made afterwards.
+    assert result == held_out_loss(loss, busy["weights"], validation)
+
+
+def test_best_is_the_lowest_validation_and_never_nan():
+    losses = iter([np.nan, 5.0, 4.0, 4.5, np.nan, 4.0])
+    written, seen = [], []
+    loop = loop_of(
+        6,
+        emit=seen.append,
+        intervals=Intervals(evaluate=1),
+        evaluate=lambda weights: HeldOut(next(losses), 1, 0),
+        write_weights=lambda weights, progress: written.append(progress.step),
+    )
+    _, progress, _ = loop.run(compiled(SPOILED)[1](), Progress())
+    assert (progress.best_step, progress.best_loss) == (3, 4.0)
+    assert written == [2, 3]
+    assert [event.is_best for event in seen if isinstance(event, events.Evaluated)] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_stop_reason_ends_after_the_step():
+    seen, asked = [], []
+    loop = loop_of(10, emit=seen.append, should_stop=lambda: "signal" if asked.append(0) or len(asked) == 4 else None)
+    state, progress, _ = loop.run(compiled(SPOILED)[1](), Progress())
+    assert progress.step == state["step"] == 4
+    assert seen[-1].reason == "signal"
+
+
+def test_going_on_from_a_state_is_the_same_run():
+    whole, _, _ = loop_of(6, emit=lambda event: None).run(compiled(SPOILED)[1](), Progress())
+    half, progress, _ = loop_of(3, emit=lambda event: None).run(compiled(SPOILED)[1](), Progress())
+    resumed, progress, _ = loop_of(6, emit=lambda event: None).run(half, progress)
+    assert bits(resumed) == bits(whole)
+    assert progress.tokens == 6 * 42
+
+
+def test_a_failing_batch_ends_the_run_with_its_error():
+    def batch(number):
+        raise OSError("the disk is gone")
+
+    loop = dataclasses.replace(loop_of(3, emit=lambda event: None), batch=batch)
+    with pytest.raises(OSError, match="disk is gone"):
+        loop.run(compiled(SPOILED)[1](), Progress())
+
+
+def test_weights_really_train():
+    """User problem: a step that updates copies trains nothing and says nothing."""
+    state, seen = whole_batch()
+    start = flatten(compiled()[1]()["weights"])
+    for path, weight in flatten(state["weights"]).items():
+        assert not np.array_equal(weight, start[path]), path
+    assert all(np.isfinite(metrics["loss_sum"]) for metrics in seen)
