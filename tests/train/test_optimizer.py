@@ -153,8 +153,8 @@ def test_adamw_and_clipping_against_torch():
 
 
 def test_muon_orthogonalises_each_matrix():
-    # Five steps of Jordan's polynomial bring every singular value of a well-conditioned matrix near 1 (his figure: 0.7 to
-    # 1.2), times sqrt(outputs / inputs) where there are more outputs.
+    # Five steps of Jordan's polynomial bring every singular value of a well-conditioned matrix near 1 (his figure: 0.7
+    # to 1.2), times sqrt(outputs / inputs) where there are more outputs.
     config = TrainConfig(optimizer="muon", muon_learning_rate=1.0, weight_decay=0.0)
     optimizer = make_optimizer(TABLE, config)
     weights, gradients = unflatten(random_tree(0)), unflatten(random_tree(1, 1e-3))

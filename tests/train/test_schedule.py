@@ -87,7 +87,7 @@ def test_warmup_of_none_starts_at_the_peak():
 
 def test_warmup_longer_than_the_run_rises_to_its_end():
     np.testing.assert_allclose(rates(5, schedule="cosine", warmup_steps=20), np.arange(1, 6) / 20, rtol=1e-6)
-    with pytest.raises(RungError, match="warmup_steps 20 is over train.steps 5"):
+    with pytest.raises(RungError, match=r"warmup_steps 20 is over train\.steps 5"):
         resolve(override(Config(), {"train.steps": 5, "train.warmup_steps": 20}))
 
 

@@ -34,6 +34,8 @@ MODEL = Decoder(
                 "model.d_model": 16,
                 "model.d_ff": 32,
                 "model.dropout": 0.2,
+                # Softmax takes a bias on keys out: its gradient is noise around 0, which Adam would make steps of.
+                "model.qkv_bias": False,
                 "model.init": "fan_in",
             },
         )
@@ -42,18 +44,30 @@ MODEL = Decoder(
 TRAIN = TrainConfig(batch_size=B, learning_rate=0.01, weight_decay=0.1, clip_norm=1.0, seed=5)
 
 
-def batch_of(step, rows=B):
-    """A batch in which rows have very unlike numbers of targets, one of them none."""
-    random = np.random.default_rng(step)
-    tokens, targets = random.integers(V, size=(2, rows, T)).astype(np.int32)
-    kept = np.resize([T, 0, 1, 5, T, 2, 7, 3], rows)
-    targets[np.arange(T) >= kept[:, None]] = -1
-    return {"tokens": tokens, "targets": targets}
+TARGETS = np.array([T, 0, 1, 5, T, 2, 7, 3])
+"""Targets of each row: very unlike numbers, so that an average of averages would show."""
+
+
+class Spoiled:
+    """The model, its loss times the batch's ``spoil`` [B], through which any number gets into loss and gradient."""
+
+    def weights(self):
+        return MODEL.weights()
+
+    def loss(self, weights, batch, keys_B):
+        loss_sum, targets, aux = MODEL.loss(weights, batch, keys_B)
+        return loss_sum * jnp.max(batch["spoil"]), targets, aux
+
+
+def batch_of(step, spoil=1.0):
+    tokens, targets = np.random.default_rng(step).integers(V, size=(2, B, T)).astype(np.int32)
+    targets[np.arange(T) >= TARGETS[:, None]] = -1
+    return {"tokens": tokens, "targets": targets, "spoil": np.full(B, spoil, np.float32)}
 
 
 @functools.cache
-def compiled(model=MODEL, data=1, constant_rate=True, **changes):
-    config = dataclasses.replace(TRAIN, **changes)
+def compiled(data=1, **changes):
+    model, config = Spoiled(), dataclasses.replace(TRAIN, **changes)
     mesh, optimizer = make_mesh(MeshConfig(data=data)), make_optimizer(model.weights(), config)
     step = make_step(model, optimizer, lambda number: jnp.float32(1), config, mesh)
     return step, lambda: initial_state(model, optimizer, config.seed, mesh), lambda batch: place(batch, mesh)
@@ -82,13 +96,13 @@ def whole_batch():
 
 
 @pytest.mark.parametrize(
-    ("micro", "data"), [(4, 1), (1, 1), (8, 4), (4, 4), (8, 2)], ids=lambda n: str(n)
-)  # 2 x 4 and 8 x 1 micro-batches; 8, and 2 x 4, over 4 devices; 8 over 2
+    ("micro", "data"), [(4, 1), (1, 1), (8, 4), (4, 4)]
+)  # 2 x 4 and 8 x 1 micro-batches; 8, and 2 x 4, over 4 devices
 def test_any_split_is_the_same_update(micro, data):
     expected_state, expected = whole_batch()
     state, seen = train(5, micro_batch_size=micro, data=data)
     for one, other in zip(seen, expected, strict=True):
-        assert one["targets"] == other["targets"] == np.sum(np.resize([T, 0, 1, 5, T, 2, 7, 3], B))
+        assert one["targets"] == other["targets"] == TARGETS.sum()
         np.testing.assert_allclose(one["loss_sum"], other["loss_sum"], rtol=1e-5)
         np.testing.assert_allclose(one["gradient_norm"], other["gradient_norm"], rtol=1e-4)
     for one, other in zip(*map(jax.tree.leaves, (state["weights"], expected_state["weights"])), strict=True):
@@ -96,8 +110,7 @@ def test_any_split_is_the_same_update(micro, data):
 
 
 def test_gradient_is_of_the_mean_over_all_targets():
-    # One row at a time, without the step: sums of losses over the sum of targets; AdamW's first update shows only signs,
-    # so the norm before clipping stands for the gradient.
+    # One row at a time, without the step: sums of losses over the sum of targets. The norm stands for the gradient.
     state, put = compiled()[1](), compiled()[2]
     batch, keys_B = batch_of(0), row_keys(TRAIN.seed, 0, B)
 
@@ -112,12 +125,6 @@ def test_gradient_is_of_the_mean_over_all_targets():
     _, metrics = compiled()[0](state, put(batch))
     np.testing.assert_allclose(metrics["loss_sum"], sum(float(loss) for loss, _ in rows), rtol=1e-5)
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-5)
-
-
-def test_a_mean_of_means_would_be_seen():
-    # Not of our code: the batch is such that averaging rows' means gives another gradient.
-    counts = np.sum(batch_of(0)["targets"] >= 0, 1)
-    assert len(set(counts)) > 4
 
 
 def test_keys_are_of_seed_step_and_row():
@@ -140,46 +147,19 @@ def test_same_start_on_any_mesh():
 # Updates that are not finite
 
 
-class Spoiled:
-    """The model, its loss times the batch's ``spoil`` [B, 1], through which any number gets into loss and gradient."""
-
-    def weights(self):
-        return MODEL.weights()
-
-    def loss(self, weights, batch, keys_B):
-        loss_sum, targets, aux = MODEL.loss(weights, batch, keys_B)
-        return loss_sum * jnp.max(batch["spoil"]), targets, aux
-
-
-class Rooted(Spoiled):
-    """The loss is finite and its gradient is not: the root of zero is added."""
-
-    def loss(self, weights, batch, keys_B):
-        loss_sum, targets, aux = MODEL.loss(weights, batch, keys_B)
-        zero = jnp.sum(weights["final_norm"]["scale"]) * (jnp.max(batch["spoil"]) - 1)
-        return loss_sum + jnp.sqrt(jnp.abs(zero)), targets, aux
-
-
-SPOILED, ROOTED = Spoiled(), Rooted()
-
-
-def spoiled(step, value):
-    return {**batch_of(step), "spoil": np.full((B, 1), value, np.float32)}
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("micro", [8, 4])
 def test_a_bad_update_changes_nothing(value, micro):
-    step, start, put = compiled(SPOILED, micro_batch_size=micro)
-    state, _ = step(start(), put(spoiled(0, 1)))
+    step, start, put = compiled(micro_batch_size=micro)
+    state, _ = step(start(), put(batch_of(0, 1)))
     before = bits([state["weights"], state["optimizer"]])
     for in_a_row in (1, 2):
-        state, metrics = step(state, put(spoiled(in_a_row, value)))
+        state, metrics = step(state, put(batch_of(in_a_row, value)))
         assert metrics["skipped"]
         assert metrics["skipped_in_a_row"] == state["skipped_in_a_row"] == in_a_row
         assert state["step"] == 1 + in_a_row
         assert bits([state["weights"], state["optimizer"]]) == before
-    state, metrics = step(state, put(spoiled(3, 1)))
+    state, metrics = step(state, put(batch_of(3, 1)))
     assert not metrics["skipped"]
     assert state["skipped_in_a_row"] == 0
     assert bits([state["weights"], state["optimizer"]]) != before
@@ -189,10 +169,10 @@ def test_a_bad_update_changes_nothing(value, micro):
 
 
 def test_a_bad_gradient_of_a_finite_loss_is_skipped():
-    step, start, put = compiled(ROOTED)
+    step, start, put = compiled()
     state = start()
     before = bits(state["weights"])
-    state, metrics = step(state, put(spoiled(0, 1)))
+    state, metrics = step(state, put(batch_of(0, 1e30)))  # the squares of its gradient are too large for float32
     assert np.isfinite(metrics["loss_sum"])
     assert metrics["skipped"]
     assert bits(state["weights"]) == before
@@ -211,12 +191,12 @@ def test_one_infinite_weight_is_seen():
 # The loop
 
 
-def loop_of(steps, *, spoil=None, emit, model=SPOILED, **options):
-    step, _, put = compiled(model)
+def loop_of(steps, *, spoil=None, emit, **options):
+    step, _, put = compiled()
     values = spoil or {}
     return Loop(
         step=step,
-        batch=lambda number: put(spoiled(number, values.get(number, 1))),
+        batch=lambda number: put(batch_of(number, values.get(number, 1))),
         steps=steps,
         learning_rate=TRAIN.learning_rate,
         flops_per_token=1.0,
@@ -230,7 +210,7 @@ def test_too_many_skipped_in_a_row_end_the_run():
     bad = {1: np.nan, 3: np.inf, 4: np.nan, 5: np.inf}  # one alone, then three in a row
     loop = loop_of(20, spoil=bad, emit=seen.append, max_skipped=3, on_divergence=diverged_at.append)
     with pytest.raises(Diverged, match="3 updates in a row were not finite, the last at step 6") as error:
-        loop.run(compiled(SPOILED)[1](), Progress())
+        loop.run(compiled()[1](), Progress())
     assert error.value.status == 1
     assert diverged_at == [5]  # the batch that did it is that of step number 5, which ends as step 6
     skipped = [(event.step, event.in_a_row) for event in seen if isinstance(event, events.Skipped)]
@@ -240,7 +220,7 @@ def test_too_many_skipped_in_a_row_end_the_run():
 def test_fewer_skipped_than_that_are_named_and_passed():
     seen = []
     loop = loop_of(8, spoil={2: np.nan, 3: np.inf}, emit=seen.append, max_skipped=3)
-    state, progress, _ = loop.run(compiled(SPOILED)[1](), Progress())
+    state, progress, _ = loop.run(compiled()[1](), Progress())
     assert progress.step == state["step"] == 8
     done = [event for event in seen if isinstance(event, events.StepDone)]
     assert [event.step for event in done] == list(range(1, 9))
@@ -251,7 +231,7 @@ def test_fewer_skipped_than_that_are_named_and_passed():
 
 def test_logged_losses_are_those_of_the_step_sums():
     seen = []
-    loop_of(5, emit=seen.append, model=SPOILED).run(compiled(SPOILED)[1](), Progress())
+    loop_of(5, emit=seen.append).run(compiled()[1](), Progress())
     logged = [event.loss for event in seen if isinstance(event, events.StepDone)]
     expected = [metrics["loss_sum"] / metrics["targets"] for metrics in whole_batch()[1]]
     np.testing.assert_allclose(logged, expected, rtol=1e-5)
@@ -260,7 +240,7 @@ def test_logged_losses_are_those_of_the_step_sums():
 
 def test_evaluation_and_sampling_change_no_weights():
     """User problem: the loss curve moves when evaluation is turned on, because it draws from the training key."""
-    quiet, _, _ = loop_of(6, emit=lambda event: None).run(compiled(SPOILED)[1](), Progress())
+    quiet, _, _ = loop_of(6, emit=lambda event: None).run(compiled()[1](), Progress())
 
     seen, validation = [], [batch_of(100), batch_of(101)]
     loss = compiled_loss(MODEL)
@@ -276,7 +256,7 @@ def test_evaluation_and_sampling_change_no_weights():
         intervals=Intervals(evaluate=1, sample=2),
         evaluate=lambda weights: held_out_loss(loss, weights, validation),
         sample=sample,
-    ).run(compiled(SPOILED)[1](), Progress())
+    ).run(compiled()[1](), Progress())
     assert bits(busy) == bits(quiet)
     assert len([event for event in seen if isinstance(event, events.Evaluated)]) == 6
     assert len([event for event in seen if isinstance(event, events.Sampled)]) == 3
@@ -294,30 +274,24 @@ def test_best_is_the_lowest_validation_and_never_nan():
         evaluate=lambda weights: HeldOut(next(losses), 1, 0),
         write_weights=lambda weights, progress: written.append(progress.step),
     )
-    _, progress, _ = loop.run(compiled(SPOILED)[1](), Progress())
+    _, progress, _ = loop.run(compiled()[1](), Progress())
     assert (progress.best_step, progress.best_loss) == (3, 4.0)
     assert written == [2, 3]
-    assert [event.is_best for event in seen if isinstance(event, events.Evaluated)] == [
-        False,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    is_best = [event.is_best for event in seen if isinstance(event, events.Evaluated)]
+    assert is_best == [False, True, True, False, False, False]
 
 
 def test_stop_reason_ends_after_the_step():
     seen, asked = [], []
     loop = loop_of(10, emit=seen.append, should_stop=lambda: "signal" if asked.append(0) or len(asked) == 4 else None)
-    state, progress, _ = loop.run(compiled(SPOILED)[1](), Progress())
+    state, progress, _ = loop.run(compiled()[1](), Progress())
     assert progress.step == state["step"] == 4
     assert seen[-1].reason == "signal"
 
 
 def test_going_on_from_a_state_is_the_same_run():
-    whole, _, _ = loop_of(6, emit=lambda event: None).run(compiled(SPOILED)[1](), Progress())
-    half, progress, _ = loop_of(3, emit=lambda event: None).run(compiled(SPOILED)[1](), Progress())
+    whole, _, _ = loop_of(6, emit=lambda event: None).run(compiled()[1](), Progress())
+    half, progress, _ = loop_of(3, emit=lambda event: None).run(compiled()[1](), Progress())
     resumed, progress, _ = loop_of(6, emit=lambda event: None).run(half, progress)
     assert bits(resumed) == bits(whole)
     assert progress.tokens == 6 * 42
@@ -329,7 +303,7 @@ def test_a_failing_batch_ends_the_run_with_its_error():
 
     loop = dataclasses.replace(loop_of(3, emit=lambda event: None), batch=batch)
     with pytest.raises(OSError, match="disk is gone"):
-        loop.run(compiled(SPOILED)[1](), Progress())
+        loop.run(compiled()[1](), Progress())
 
 
 def test_weights_really_train():

@@ -15,10 +15,10 @@ from rung.model.weights import Tree, Weight, WeightTable, flatten, unflatten
 
 
 class FlaxModel:
-    """A Flax NNX module that maps ``tokens_BT`` to ``logits_BTV``, with the harness' ``weights``, ``initialize`` and ``loss``.
+    """A Flax NNX module that maps ``tokens_BT`` to ``logits_BTV``, as a model that our harness trains.
 
-    Its weights are its ``nnx.Param`` variables, named by their paths in the module; a parameter that stands in two places
-    is one weight. They are kept in float32 and handed to the module in the dtype it declares for them.
+    Its weights are its ``nnx.Param`` variables, named by their paths in the module; a parameter that stands in two
+    places is one weight. They are kept in float32 and handed to the module in the dtype it declares for them.
 
     In training the module is put in training mode and mapped over the rows of the batch, each row with random streams
     made from that row's key, so that its dropout masks do not depend on how the batch is split.
