@@ -24,7 +24,7 @@ Note = Callable[[str], None]
 
 _CHUNK_TOKENS = 64  # most tokens that the device makes between two looks of the host
 _NO_TOKEN = -1  # an id that is never drawn
-_CHUNK_SECONDS = 0.1  # what a reader takes for "at once"; chunks are made as long as this allows
+_CHUNK_SECONDS = 0.25  # a text that grows four times a second still flows; entering the loop has a price
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ class Generator:
                     self.model, self.weights, filters, *special, state, cache, start, limit
                 )
                 tokens_BT[:, n : n + int(count)], n = np.asarray(new_BN)[:, : int(count)], n + int(count)
-                fast = time.perf_counter() - began < _CHUNK_SECONDS
-                size = min(2 * size, _CHUNK_TOKENS) if fast else max(1, size // 2)
+                size = _next_size(size, time.perf_counter() - began)
             yield self._chunk(tokens_BT[:, len(prompt) : n], before - len(prompt), settings.ignore_end)
 
     def _prefill(self, tokens_bT: np.ndarray, samples: int) -> tuple[jax.Array, Any]:
@@ -144,6 +143,13 @@ class Generator:
         ends = [int(np.argmax(row == self.end_id)) if self.end_id in row else None for row in generated_BT]
         ids = tuple(row[before:end].copy() for row, end in zip(generated_BT, ends, strict=True))
         return Chunk(ids, tuple(end is not None for end in ends))
+
+
+def _next_size(size: int, seconds: float) -> int:
+    """Return how many tokens the next chunk may have, after one of ``size`` took ``seconds``."""
+    if seconds < _CHUNK_SECONDS / 2:
+        return min(2 * size, _CHUNK_TOKENS)
+    return max(1, size // 2) if seconds > 2 * _CHUNK_SECONDS else size
 
 
 def _slid(n: int, prompt_length: int, context: int, start: int) -> Iterator[str]:
