@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rung.config import TrainConfig, override, preset, preset_names, resolve
 from rung.model import Decoder
 from rung.model.decoder import predicted_logit_variance
-from rung.model.weights import flatten, initialize
+from rung.model.weights import flatten, initialize, map_table
 from rung.train.optimizer import make_optimizer
 from rung.train.step import row_keys
 
@@ -39,10 +39,20 @@ def scaled(name, **changes):
     return Decoder(resolve(config).model)
 
 
+def drawn(model):
+    """Return weights of which every one matters: biases are not 0 nor norms 1, as they are at initialisation."""
+    random = np.random.default_rng(0)
+
+    def draw(weight):
+        return jnp.float32(random.normal(weight.constant, weight.std or 0.2, weight.shape))
+
+    return map_table(draw, model.weights())
+
+
 @functools.cache
 def model_and_logits(name):
     model = scaled(name)
-    weights = initialize(model.weights(), 0)
+    weights = drawn(model)
 
     @jax.jit
     def logits(tokens_BT, segments_BT):
@@ -127,15 +137,15 @@ def batch_of(length):
 
 @functools.cache
 def loss_and_gradient(model):
-    """Return what a short batch gives, with weights of seed 0."""
-    weights, batch = initialize(model.weights(), 0), batch_of(16)
+    """Return what a short batch gives, with the weights of ``drawn``."""
+    weights, batch = drawn(model), batch_of(16)
     return jax.jit(jax.value_and_grad(lambda w: model.loss(w, batch, None)[0] / 32))(weights)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tied_weights_are_one_array(name):
     model = scaled(name, n_layers=1)
-    weights, (_, gradients) = initialize(model.weights(), 0), loss_and_gradient(model)
+    weights, (_, gradients) = drawn(model), loss_and_gradient(model)
     paths = {weight.path for weight in model.weights()}
     assert ("head.weight" in paths) != model.config.tied
 
@@ -162,7 +172,7 @@ def test_every_weight_gets_a_gradient(name):
 @pytest.mark.parametrize("name", ["nanolm-aozora", "llama-small"])
 def test_bfloat16_computes_near_float32(name):
     wide, narrow = scaled(name, n_layers=1), scaled(name, n_layers=1, compute_dtype="bfloat16")
-    states = jax.eval_shape(lambda: narrow.hidden(initialize(narrow.weights(), 0), batch_of(16)["tokens"]))
+    states = jax.eval_shape(lambda: narrow.hidden(drawn(narrow), batch_of(16)["tokens"]))
     assert states.dtype == jnp.bfloat16
     (loss, gradient), (exact, exact_gradient) = loss_and_gradient(narrow), loss_and_gradient(wide)
     assert loss.dtype == jnp.float32
@@ -184,7 +194,7 @@ def test_initial_loss_is_what_the_table_predicts(name):
     model = Decoder(resolve(override(preset(name), changes)).model)
     random = np.random.default_rng(0)
     batch = {key: random.integers(V, size=(32, 32)).astype(np.int32) for key in ("tokens", "targets")}
-    loss_sum, targets, _ = jax.jit(lambda b: model.loss(initialize(model.weights(), 0), b, None))(batch)
+    loss_sum, targets, _ = jax.jit(model.loss)(initialize(model.weights(), 0), batch, None)
     variance = predicted_logit_variance(model)
     predicted = math.log(V) + variance / 2
     # Three deviations of a mean over the batch; it is well under the 2% that is promised.
@@ -198,7 +208,7 @@ def test_initial_loss_is_what_the_table_predicts(name):
 
 def test_dropout_is_by_row_and_off_in_evaluation():
     model = scaled("gpt2-small", dropout=0.3, n_layers=1, context_length=70)
-    weights = initialize(model.weights(), 0)
+    weights = drawn(model)
     hidden = jax.jit(model.hidden)
     text = jnp.int32(tokens(rows=4)[:, :70])
     whole = hidden(weights, text, None, row_keys(0, 3, 4))
@@ -212,7 +222,7 @@ def test_dropout_is_by_row_and_off_in_evaluation():
 @pytest.mark.parametrize("site", ["embedding", "attention", "mlp", "residual"])
 def test_each_dropout_site_acts(site):
     model = scaled("gpt2-small", dropout=0.3, dropout_sites=(site,), n_layers=1, context_length=8)
-    weights = initialize(model.weights(), 0)
+    weights = drawn(model)
     text = jnp.int32(tokens()[:, :8])
     hidden = jax.jit(model.hidden)
     assert not np.allclose(hidden(weights, text, None, row_keys(0, 0, 1)), hidden(weights, text), atol=1e-2)
@@ -223,10 +233,9 @@ def test_no_two_places_share_a_mask(monkeypatch):
 
     uses = []
     monkeypatch.setattr(module, "dropout", lambda x, rate, keys_B, use: uses.append(use) or x)
+    monkeypatch.setattr(module, "keep_mask", lambda shape, rate, keys_B, use: uses.append(use) or jnp.ones(shape, bool))
     model = scaled("gpt2-small", dropout=0.3, dropout_sites=("embedding", "attention", "mlp", "residual"), n_layers=3)
-    jax.eval_shape(
-        lambda: model.hidden(initialize(model.weights(), 0), jnp.int32(tokens()), None, row_keys(0, 0, 1))
-    )
+    jax.eval_shape(lambda: model.hidden(drawn(model), jnp.int32(tokens()), None, row_keys(0, 0, 1)))
     n_blocks = 3  # of 140 positions
     assert len(uses) == len(set(uses)) == 1 + 3 * (3 + n_blocks)
 
@@ -234,7 +243,7 @@ def test_no_two_places_share_a_mask(monkeypatch):
 def test_more_tokens_than_positions_is_a_mistake():
     model = scaled("gpt2-small", context_length=8)
     with pytest.raises(AssertionError, match="positions"):
-        jax.eval_shape(lambda: model.hidden(initialize(model.weights(), 0), jnp.zeros((1, 9), jnp.int32)))
+        jax.eval_shape(lambda: model.hidden(drawn(model), jnp.zeros((1, 9), jnp.int32)))
 
 
 def test_flops_of_gpt2_small():
