@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 from rung.errors import RungError, nearest
 
@@ -30,18 +33,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 done, 1 failed, 2 the user's mistake, 3 stopped early but resumable.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
     try:
-        return _dispatch(arguments)
-    except RungError as error:
+        status = _dispatch(arguments)
         sys.stdout.flush()
+        return status
+    except RungError as error:
+        _flush_quietly()
         print(f"rung: {error.problem}\nhint: {error.hint}", file=sys.stderr)
         return error.status
-    except KeyboardInterrupt:
-        print("\nrung: interrupted", file=sys.stderr)
-        return 3
+    except KeyboardInterrupt as interrupt:
+        print(f"\nrung: {str(interrupt) or 'interrupted'}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        what = f"{error.filename}: " if error.filename else ""
+        print(f"rung: {what}{error.strerror}\nhint: look at the place, its permissions and the disk", file=sys.stderr)
+        return 1
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -61,6 +74,18 @@ def _dispatch(arguments: list[str]) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     return importlib.import_module(f"rung.cli.{name}").run(arguments[1:])
+
+
+def _terminated(number: int, frame: Any) -> None:
+    """End as Ctrl-C does, so that nothing half made is left behind. Training has a way of its own, which saves."""
+    raise KeyboardInterrupt("terminated")
+
+
+def _flush_quietly() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # what went wrong is still to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help() -> str:

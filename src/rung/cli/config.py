@@ -19,11 +19,9 @@ def run(arguments: Sequence[str]) -> int:
         say(note)
     config = settings.resolve(config)
 
-    from rung.model import Decoder
-    from rung.model.decoder import with_vocabulary
-    from rung.model.weights import parameter_count
+    from rung.run.parameters import count_parameters
 
-    parameters = parameter_count(Decoder(with_vocabulary(config.model, config.tokenizer.vocab_size)).weights())
+    parameters = count_parameters(config, say)
     text = f"# {parameters:,} parameters\n{settings.to_toml(config)}"
     print_result({"parameters": parameters, "config": settings.to_dict(config)}, parsed.json, text.rstrip())
     return 0

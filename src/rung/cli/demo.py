@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rung.cli.flags import Parser, print_result, say
+from rung.cli.flags import Parser, print_result, say, typed
+from rung.cli.train import conclude
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command."""
     parser = Parser("demo", "Train on six novels of Jane Austen for a few minutes; print held-out loss and a sample.")
     parser.add_argument("--run", metavar="DIR", help="the run folder (default: runs/demo, or the next number)")
-    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps (default: the preset's)")
+    parser.add_argument("--steps", metavar="N", help="optimizer steps (default: the preset's)")
     parsed = parser.parse_args(arguments)
+    steps = None if parsed.steps is None else typed("--steps", int, parsed.steps)
 
     from rung.run.demo import demo
 
-    result = demo(parsed.run, parsed.steps, say=say)
+    result = demo(parsed.run, steps, say=say)
+    if result["stopped"]:
+        return conclude(result, parsed.json)
     text = "\n".join(
         [
             "",
@@ -30,4 +34,4 @@ def run(arguments: Sequence[str]) -> int:
         ]
     )
     print_result(result, parsed.json, text)
-    return 3 if result["stopped"] else 0
+    return 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import re
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from rung import config as settings
@@ -33,7 +35,7 @@ SHORT_NAMES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is a ``RungError`` with the nearest flag as its hint."""
+    """argparse, but a mistake is a ``RungError`` with the nearest flag as its hint, and text may begin with a dash."""
 
     def __init__(self, command: str, description: str, **rest: Any):
         super().__init__(
@@ -46,28 +48,59 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help="print the result as one JSON object on the last line")
 
     def parse_args(self, arguments: Any = None, namespace: Any = None) -> Any:
-        """Parse; unlike argparse's own, flags may stand between positional arguments."""
-        parsed, rest = self.parse_known_intermixed_args(arguments, namespace)
+        """Parse; unlike argparse's own, flags may stand between positional arguments.
+
+        Words after ``--`` are text, and so is a word with a single dash, as ``-hello``: all flags but ``-h`` have two.
+        A flag whose value may be left out takes the next word only where that can be its value.
+        """
+        words = sys.argv[1:] if arguments is None else arguments
+        parsed, rest = self.parse_known_intermixed_args(list(self._marked(words)), namespace)
         for word in rest:
-            if word.startswith("-") and word != "-":
+            if word.startswith("--"):
                 flag = word.split("=")[0]
                 raise RungError(f"unknown flag {flag}", nearest(flag, self._option_string_actions))
         if rest:
-            raise RungError(f"too many arguments: {' '.join(rest)}", f"see {self.prog} --help")
+            raise RungError(f"too many arguments: {' '.join(rest).replace(_MARK, '')}", f"see {self.prog} --help")
+        for name, value in vars(parsed).items():
+            if isinstance(value, list):
+                setattr(parsed, name, [one.removeprefix(_MARK) for one in value])
+            elif isinstance(value, str):
+                setattr(parsed, name, value.removeprefix(_MARK))
         return parsed
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and exiting."""
-        raise RungError(message.replace("the following arguments are required:", "missing"), f"see {self.prog} --help")
+        problem = message.replace(_MARK, "").replace("the following arguments are required:", "missing")
+        raise RungError(problem, f"see {self.prog} --help")
+
+    def _marked(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield the words, each that is text although it begins with a dash with a mark before it."""
+        for place, word in enumerate(words):
+            if word == "--":
+                yield from (_MARK + text for text in words[place + 1 :])
+                return
+            action = self._option_string_actions.get(word)
+            following = words[place + 1] if place + 1 < len(words) else ""
+            if action is not None and action.nargs == "?" and not _OPTIONAL_VALUE.fullmatch(following):
+                yield f"{word}={action.const}"
+            elif action is None and re.match("-[^-]", word):
+                yield _MARK + word
+            else:
+                yield word
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, cls: type = Config, short_names: Mapping[str, str] = SHORT_NAMES
+    parser: argparse.ArgumentParser,
+    cls: type = Config,
+    short_names: Mapping[str, str] = SHORT_NAMES,
+    only: Collection[str] | None = None,
 ) -> None:
-    """Add a flag for every setting of a config class, in a group for each part of the tree."""
+    """Add a flag for every setting of a config class (or those of ``only``), in a group for each part of the tree."""
     short_of = {path: short for short, path in short_names.items()}
     groups: dict[str, Any] = {}
     for path, declared in settings.fields(cls):
+        if only is not None and path not in only:
+            continue
         part = path.rpartition(".")[0]
         if part not in groups:
             groups[part] = parser.add_argument_group(f"{part} settings" if part else "settings")
@@ -92,12 +125,53 @@ def given_settings(parsed: argparse.Namespace, cls: type = Config) -> dict[str, 
     Raises:
         RungError: a value that is not of its field's type.
     """
-    given = {path: getattr(parsed, path) for path, _ in settings.fields(cls)}
+    given = {path: getattr(parsed, path, None) for path, _ in settings.fields(cls)}
     return {
-        path: _typed(f"--{path.replace('_', '-')}", settings.field_type(cls, path), value)
+        path: typed(f"--{path.replace('_', '-')}", settings.field_type(cls, path), value, is_path=path in _PATHS)
         for path, value in given.items()
         if value is not None
     }
+
+
+def typed(flag: str, kind: Any, text: Any, *, is_path: bool = False) -> Any:
+    """Return the value of a flag in the type of its setting.
+
+    Raises:
+        RungError: it is not of that type.
+    """
+    if typing.get_origin(kind) is tuple:
+        return tuple(typed(flag, typing.get_args(kind)[0], one, is_path=is_path) for one in text)
+    if kind is bool:
+        values = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+        if text.lower() not in values:
+            raise RungError(f"{flag} is {text!r}, not true or false", f"write {flag} true or {flag} false")
+        return values[text.lower()]
+    if kind is int:
+        return _whole_number(flag, text)
+    if kind is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise RungError(f"{flag} is {text!r}, not a number", f"write {flag} as in {flag} 0.1") from None
+    return text if is_path else as_text(flag, text)
+
+
+def as_text(name: str, argument: str) -> str:
+    """Return a word of the command line as the UTF-8 that it is, whatever the locale took its bytes for.
+
+    Raises:
+        RungError: it is not UTF-8, nor text of the locale.
+    """
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeDecodeError as error:
+        if not any("\udc80" <= letter <= "\udcff" for letter in argument):
+            return argument
+        byte = error.object[error.start]
+        problem = f"{name} is not UTF-8: byte 0x{byte:02x} at offset {error.start}"
+        raise RungError(problem, "give it on standard input, converted with iconv -t UTF-8") from None
+    except UnicodeEncodeError:  # a caller's text, that the locale could not have given
+        return argument
 
 
 def parse_mesh(text: str) -> dict[str, Any]:
@@ -112,14 +186,22 @@ def parse_mesh(text: str) -> dict[str, Any]:
         axis, _, size = part.partition("=")
         if axis not in axes:
             raise RungError(f"--mesh {text}: unknown axis {axis!r}", nearest(axis, axes))
-        changes[axes[axis]] = _typed(f"--mesh {axis}", int, size)
+        changes[axes[axis]] = typed(f"--mesh {axis}", int, size)
     return changes
 
 
 def print_result(result: Mapping[str, Any], as_json: bool, text: str) -> None:
-    """Print a command's result: the text for people, or with ``--json`` one JSON object on one line."""
+    """Print a command's result: the text for people, or with ``--json`` one JSON object on one line.
+
+    JSON has no NaN and no infinity: such a value is ``null``, and ``not_finite`` says which it was, by its key.
+    """
     if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+        odd = {key: value for key, value in result.items() if isinstance(value, float) and not math.isfinite(value)}
+        if odd:
+            told = {key: repr(float(value)) for key, value in odd.items()}
+            result = {**result, "not_finite": told}
+        # In ASCII, so that no reader's encoding matters, nor what it takes for the end of a line.
+        print(json.dumps(_finite(result), allow_nan=False))
     elif text:
         print(text)
     sys.stdout.flush()
@@ -130,7 +212,25 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def standard_input() -> str:
+    """Return all of standard input as text.
+
+    Raises:
+        RungError: it is not UTF-8.
+    """
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        problem = f"standard input: byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8"
+        raise RungError(problem, "convert it, as with iconv -t UTF-8") from None
+
+
 # Helpers
+
+_MARK = "\0text\0"  # no word of a command line has a NUL
+_OPTIONAL_VALUE = re.compile("true|false|yes|no|[0-9]+", re.IGNORECASE)
+_PATHS = ("tokenizer.file", "data.validation")  # their bytes are the file system's, not text
 
 
 def _metavar(kind: Any, known: Setting) -> str:
@@ -156,22 +256,21 @@ def _arity(kind: Any) -> dict[str, Any]:
     return {}
 
 
-def _typed(flag: str, kind: Any, text: Any) -> Any:
-    if typing.get_origin(kind) is tuple:
-        return tuple(_typed(flag, typing.get_args(kind)[0], one) for one in text)
-    if kind is bool:
-        values = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
-        if text.lower() not in values:
-            raise RungError(f"{flag} is {text!r}, not true or false", f"write {flag} true or {flag} false")
-        return values[text.lower()]
-    if kind is int:
-        # 1e6 and 3_000 are how people write large whole numbers.
-        if not re.fullmatch(r"[+-]?\d[\d_]*(\.\d+)?(e\+?\d+)?", text, re.IGNORECASE) or float(text) != int(float(text)):
-            raise RungError(f"{flag} is {text!r}, not a whole number", f"write {flag} as in {flag} 100")
-        return int(text) if re.fullmatch(r"[+-]?[\d_]+", text) else int(float(text))
-    if kind is float:
-        try:
-            return float(text)
-        except ValueError:
-            raise RungError(f"{flag} is {text!r}, not a number", f"write {flag} as in {flag} 0.1") from None
-    return text
+def _finite(value: Any) -> Any:
+    """Return ``value`` with ``None`` for each number in it that is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _whole_number(flag: str, text: str) -> int:
+    # 1e6 and 3_000 are how people write large whole numbers.
+    if re.fullmatch(r"[+-]?\d+(_\d+)*", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?\d+(_\d+)*(\.\d+)?(e\+?\d+)?", text, re.IGNORECASE):
+        number = float(text)
+        if math.isfinite(number) and number == int(number):
+            return int(number)
+    raise RungError(f"{flag} is {text!r}, not a whole number", f"write {flag} as in {flag} 100")

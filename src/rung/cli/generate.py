@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rung.cli.flags import Parser, add_settings, given_settings, print_result, say
+from rung.cli.flags import Parser, add_settings, as_text, given_settings, print_result, say, standard_input, typed
 from rung.config import GenerateConfig, checked
 from rung.errors import RungError
 
@@ -24,23 +24,23 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--show-probabilities",
         nargs="?",
-        const=5,
-        type=int,
+        const="5",
         metavar="N",
         help="instead of generating: for each position of the prompt the N most probable next tokens (default: 5)",
     )
     add_settings(parser, GenerateConfig, {})
     parsed = parser.parse_args(arguments)
     settings = checked(GenerateConfig(**given_settings(parsed, GenerateConfig)))
-    if parsed.show_probabilities is not None and parsed.show_probabilities < 1:
-        raise RungError(f"--show-probabilities is {parsed.show_probabilities}", "it must be at least 1")
-    prompt = _standard_input() if parsed.prompt == "-" else parsed.prompt
+    top = parsed.show_probabilities
+    if top is not None and (top := typed("--show-probabilities", int, top)) < 1:
+        raise RungError(f"--show-probabilities is {top}", "it must be at least 1")
+    prompt = standard_input() if parsed.prompt == "-" else as_text("the prompt", parsed.prompt)
 
     from rung.run.folder import Run
 
     opened = Run(parsed.run)
-    if parsed.show_probabilities is not None:
-        return _show(opened, prompt, parsed.show_probabilities, parsed.json)
+    if top is not None:
+        return _show(opened, prompt, top, parsed.json)
     return _generate(opened, prompt, settings, parsed.json)
 
 
@@ -49,10 +49,11 @@ def _generate(run: Run, prompt: str, settings: GenerateConfig, as_json: bool) ->
 
     # One sample streams; several would mix, so each is printed when it is whole.
     streams = settings.samples == 1 and not as_json
+    pieces = generate_text(run.generator, run.tokenizer, prompt, settings, note=say)
     if streams:
         _write(prompt)
     completions = {}
-    for piece in generate_text(run.generator, run.tokenizer, prompt, settings, note=say):
+    for piece in pieces:
         if streams:
             _write(piece.text)
         if piece.completion is not None:
@@ -99,16 +100,6 @@ def _width(text: str) -> int:
     import unicodedata
 
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def _standard_input() -> str:
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RungError(
-            f"standard input: byte {error.start} is not UTF-8", "convert it, as with iconv -t UTF-8"
-        ) from None
 
 
 def _write(text: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rung.cli.flags import Parser, add_settings, given_settings, print_result, say
-from rung.config import Config, DataConfig, TokenizerConfig, override
+from rung.cli.flags import Parser, add_settings, as_text, given_settings, print_result, say, standard_input
+from rung.config import Config, override
 from rung.errors import RungError, nearest
 
 if TYPE_CHECKING:
@@ -20,6 +20,16 @@ ACTIONS = {
     "encode": "standard input to token ids, separated by spaces",
     "decode": "token ids on standard input to text",
     "show": "the pieces and ids of a text, coloured",
+}
+
+# What of the config has a say in training a tokenizer, by short name.
+_SETTINGS = {
+    "kind": "tokenizer.kind",
+    "vocab-size": "tokenizer.vocab_size",
+    "min-frequency": "tokenizer.min_frequency",
+    "byte-fallback": "tokenizer.byte_fallback",
+    "encoding": "data.encoding",
+    "separator": "data.separator",
 }
 
 _COLOURS = (24, 58, 53, 22, 88)  # backgrounds of the 256-colour table that white text is legible on
@@ -42,18 +52,13 @@ def _train(arguments: Sequence[str]) -> int:
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders, globs, or - for standard input")
     parser.add_argument("--out", required=True, metavar="FILE", help="the tokenizer.json to write")
     parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
-    add_settings(parser, TokenizerConfig, {})
-    add_settings(parser, DataConfig, {})
+    add_settings(parser, short_names=_SETTINGS, only=_SETTINGS.values())
     parsed = parser.parse_args(arguments)
-    if Path(parsed.out).exists() and not parsed.overwrite:
-        raise RungError(f"{parsed.out} exists", "name another file, or replace it with --overwrite")
-    changes = {f"tokenizer.{path}": value for path, value in given_settings(parsed, TokenizerConfig).items()}
-    changes |= {f"data.{path}": value for path, value in given_settings(parsed, DataConfig).items()}
-    config = override(Config(), changes, "flag")
+    config = override(Config(), given_settings(parsed), "flag")
 
     from rung.run.store import train_tokenizer
 
-    tokenizer = train_tokenizer(parsed.sources, config, parsed.out, say=say)
+    tokenizer = train_tokenizer(parsed.sources, config, parsed.out, overwrite=parsed.overwrite, say=say)
     result = {
         "tokenizer": parsed.out,
         "kind": tokenizer.kind,
@@ -66,22 +71,15 @@ def _train(arguments: Sequence[str]) -> int:
 
 def _encode(arguments: Sequence[str]) -> int:
     tokenizer = _loaded("tokenizer encode", ACTIONS["encode"], arguments)
-    data = sys.stdin.buffer.read()
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RungError(
-            f"standard input: byte {error.start} is not UTF-8", "convert it, as with iconv -t UTF-8"
-        ) from None
-    sys.stdout.write(" ".join(map(str, tokenizer.encode(text).tolist())) + "\n")
+    sys.stdout.write(" ".join(map(str, tokenizer.encode(standard_input()).tolist())) + "\n")
     return 0
 
 
 def _decode(arguments: Sequence[str]) -> int:
     tokenizer = _loaded("tokenizer decode", ACTIONS["decode"], arguments)
-    words = sys.stdin.read().split()
+    words = standard_input().split()
     for word in words:
-        if not word.isascii() or not word.isdigit():
+        if not re.fullmatch("[0-9]{1,18}", word):
             raise RungError(f"standard input: {word[:40]!r} is no token id", "give ids separated by spaces")
     # Bytes, so that what was encoded comes back as it was, to the last line end.
     sys.stdout.buffer.write(tokenizer.decode_bytes([int(word) for word in words]))
@@ -91,12 +89,7 @@ def _decode(arguments: Sequence[str]) -> int:
 
 def _loaded(command: str, description: str, arguments: Sequence[str]) -> Tokenizer:
     parser = Parser(command, description)
-    parser.add_argument(
-        "--tokenizer", required=True, metavar="FILE", help="tokenizer.json, GPT-2's files, or a run folder"
-    )
-    parser.add_argument(
-        "--allow-lossy", action="store_true", help="accept a tokenizer that cannot give every text back"
-    )
+    _add_tokenizer(parser)
     parsed = parser.parse_args(arguments)
 
     from rung.tokens.tokenizer import Tokenizer
@@ -107,23 +100,31 @@ def _loaded(command: str, description: str, arguments: Sequence[str]) -> Tokeniz
 def _show(arguments: Sequence[str]) -> int:
     parser = Parser("tokenizer show", "Print the pieces of a text and their ids.")
     parser.add_argument("text", metavar="TEXT", help="the text")
-    parser.add_argument(
-        "--tokenizer", required=True, metavar="FILE", help="tokenizer.json, GPT-2's files, or a run folder"
-    )
-    parser.add_argument(
-        "--allow-lossy", action="store_true", help="accept a tokenizer that cannot give every text back"
-    )
+    _add_tokenizer(parser)
     parsed = parser.parse_args(arguments)
 
     from rung.tokens.tokenizer import Tokenizer
 
-    pieces = Tokenizer.load(parsed.tokenizer, allow_lossy=parsed.allow_lossy).pieces(parsed.text)
+    pieces = Tokenizer.load(parsed.tokenizer, allow_lossy=parsed.allow_lossy).pieces(as_text("the text", parsed.text))
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     shown = [_piece(piece, number, coloured) for number, (piece, _) in enumerate(pieces)]
     text = ("" if coloured else " / ").join(shown) + "\n" + " ".join(str(token) for _, token in pieces)
     result = {"pieces": [piece for piece, _ in pieces], "ids": [token for _, token in pieces]}
     print_result(result, parsed.json, text)
     return 0
+
+
+def _add_tokenizer(parser: Parser) -> None:
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="FILE", help="tokenizer.json, GPT-2's files, or a run folder"
+    )
+    parser.add_argument(
+        "--allow-lossy",
+        "--tokenizer.allow-lossy",
+        dest="allow_lossy",
+        action="store_true",
+        help="accept a tokenizer that cannot give every text back",
+    )
 
 
 def _piece(piece: str, number: int, coloured: bool) -> str:

@@ -5,30 +5,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rung.cli.flags import Parser, add_settings, given_settings, print_result, say
-from rung.config import Config, DataConfig, override
+from rung.config import Config, override
 from rung.errors import RungError, nearest
 
-ACTIONS = ("build",)
+ACTIONS = {"build": "encode text into a token store, which `rung train` takes as its source"}
+
+# What of the config decides the tokens, by short name.
+_SETTINGS = {
+    "encoding": "data.encoding",
+    "separator": "data.separator",
+    "validation": "data.validation",
+    "validation-fraction": "data.validation_fraction",
+}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command."""
-    if arguments and arguments[0] not in ACTIONS and not arguments[0].startswith("-"):
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: rung tokens ACTION ...\n")
+        print("\n".join(f"  {name:<7} {text}" for name, text in ACTIONS.items()))
+        print("\n`rung tokens ACTION --help` says more of each.")
+        return 0
+    if arguments[0] not in ACTIONS:
         raise RungError(f"unknown action {arguments[0]!r} of rung tokens", nearest(arguments[0], ACTIONS))
-    parser = Parser("tokens", "Tokenize text into a token store, which `rung train` takes as its source.")
-    parser.add_argument("action", choices=ACTIONS, help="build: encode text into a store")
+    return _build(arguments[1:])
+
+
+def _build(arguments: Sequence[str]) -> int:
+    parser = Parser("tokens build", "Tokenize text into a token store, which `rung train` takes as its source.")
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders, globs, or - for standard input")
     parser.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or GPT-2's files")
     parser.add_argument(
-        "--allow-lossy", action="store_true", help="accept a tokenizer that cannot give every text back"
+        "--allow-lossy",
+        "--tokenizer.allow-lossy",
+        dest="allow_lossy",
+        action="store_true",
+        help="accept a tokenizer that cannot give every text back",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     parser.add_argument("--overwrite", action="store_true", help="replace a store that is there")
-    add_settings(parser, DataConfig, {})
+    add_settings(parser, short_names=_SETTINGS, only=_SETTINGS.values())
     parsed = parser.parse_args(arguments)
-    data = override(
-        Config(), {f"data.{path}": value for path, value in given_settings(parsed, DataConfig).items()}
-    ).data
+    data = override(Config(), given_settings(parsed), "flag").data
 
     from rung.run.store import build
 
@@ -50,5 +68,5 @@ def run(arguments: Sequence[str]) -> int:
         f"{store.split(name).text_bytes:>15,} bytes"
         for name in store.splits
     ]
-    print_result(result, parsed.json, "\n".join([*lines, f"next: rung train {store.path} --preset ..."]))
+    print_result(result, parsed.json, "\n".join([*lines, f"next: rung train {store.path} "]))
     return 0

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rung.config import Config, override, preset
 
 _VOCABULARIES = ((100e3, 512), (500e3, 1024), (2e6, 2048), (20e6, 4096), (200e6, 8192), (2e9, 16384))
 _LARGEST_VOCABULARY = 32768
+
+LENGTHS = ("train.steps", "train.tokens", "train.epochs")
+_STEP_SETTINGS = ("train.batch_size", "model.context_length")
+_VOCABULARY_SETTINGS = ("tokenizer.vocab_size", "tokenizer.kind", "tokenizer.file")
 
 _BYTES_PER_TOKEN = 3.0  # rough, for vocabularies of this size; the length of a run is not critical
 _MOST_EPOCHS = 8.0  # past this a model of this size repeats the text more than it learns from it
@@ -23,25 +29,27 @@ class Choice:
     reason: str
 
 
-def choose(text_bytes: int, platform: str) -> tuple[Config, list[Choice]]:
+def choose(text_bytes: int, platform: str, given: Mapping[str, Any]) -> tuple[Config, list[Choice]]:
     """Return a config for a text of ``text_bytes`` on a device of ``platform`` (``cpu``, ``gpu``, ``tpu``), and why.
 
     On a CPU the model is the demo's, which learns a book in minutes; on an accelerator a text of a gigabyte or more
-    gets GPT-2 small.
+    gets GPT-2 small. Nothing is chosen that the person has ``given``, as ``{path: value}``.
     """
     if platform != "cpu" and text_bytes >= 1e9:
         reason = f"a text of {text_bytes / 1e9:.1f} GB and a {platform}: GPT-2 small"
         return preset("gpt2-small"), [Choice("preset", "gpt2-small", reason)]
     config = preset("demo")
-    vocab_size = next((size for limit, size in _VOCABULARIES if text_bytes < limit), _LARGEST_VOCABULARY)
-    tokens_per_step = config.train.batch_size * config.model.context_length
-    steps_per_epoch = text_bytes / _BYTES_PER_TOKEN / tokens_per_step
-    steps = int(min(config.train.steps, max(_FEWEST_STEPS, _MOST_EPOCHS * steps_per_epoch)))
     size = f"{text_bytes / 1e6:.1f} MB" if text_bytes >= 1e5 else f"{text_bytes:,} bytes"
-    choices = [
-        Choice("preset", "demo", "a model that learns a book in minutes on a CPU"),
-        Choice("tokenizer.vocab_size", vocab_size, f"for {size} of text"),
-        Choice("train.steps", steps, f"about {steps / max(steps_per_epoch, 1e-9):.1f} passes over the text"),
-    ]
+    choices = [Choice("preset", "demo", "a model that learns a book in minutes on a CPU")]
+    if not any(given.get(path) for path in _VOCABULARY_SETTINGS):
+        vocab_size = next((size for limit, size in _VOCABULARIES if text_bytes < limit), _LARGEST_VOCABULARY)
+        choices.append(Choice("tokenizer.vocab_size", vocab_size, f"for {size} of text"))
+    if not any(path in given for path in LENGTHS):
+        sized = override(config, {path: value for path, value in given.items() if path in _STEP_SETTINGS})
+        steps_per_epoch = text_bytes / _BYTES_PER_TOKEN / (sized.train.batch_size * sized.model.context_length)
+        steps = int(min(config.train.steps, max(_FEWEST_STEPS, _MOST_EPOCHS * steps_per_epoch)))
+        reason = f"about {steps / max(steps_per_epoch, 1e-9):.1f} passes over the text"
+        choices.append(Choice("train.steps", steps, reason))
     changes = {choice.path: choice.value for choice in choices if choice.path != "preset"}
-    return override(config, changes), choices
+    # The run is named for its text.
+    return override(config, {**changes, "name": ""}), choices

@@ -17,7 +17,9 @@ PROMPT = "It is a truth universally acknowledged, that"
 
 
 def demo(run: str | Path | None = None, steps: int | None = None, *, say: Say | None = None) -> dict[str, Any]:
-    """Train the demo; returns what ``rung.train`` returns, with a ``sample`` and the path of the ``report``.
+    """Train the demo; returns what ``rung.train`` returns, with the path of the ``report`` and a ``sample``.
+
+    A demo that was stopped early has no sample (``None``); ``rung.resume`` continues it.
 
     Args:
         run: the run folder; ``None``: ``runs/demo``, or the first of ``runs/demo-2``, ... that is free.
@@ -28,13 +30,15 @@ def demo(run: str | Path | None = None, steps: int | None = None, *, say: Say | 
         result = train(
             sorted(str(path) for path in novels.glob("*.txt")),
             settings.preset("demo"),
-            {"train.steps": steps} if steps else {},
+            {} if steps is None else {"train.steps": steps},
             run=run or _free(Path("runs")),
             say=say,
         )
     folder = Path(result["run"])
-    completion = generate(Run(folder), PROMPT, GenerateConfig(max_tokens=160, temperature=0.8, seed=1))[0]
-    return {**result, "sample": PROMPT + completion.text, "report": str(folder / "report.html")}
+    sample = None
+    if not result["stopped"]:
+        sample = PROMPT + generate(Run(folder), PROMPT, GenerateConfig(max_tokens=160, temperature=0.8, seed=1))[0].text
+    return {**result, "sample": sample, "report": str(folder / "report.html")}
 
 
 def _free(runs: Path) -> Path:

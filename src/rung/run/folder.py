@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -48,10 +47,21 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The run's ``rung.tokens.tokenizer.Tokenizer``."""
+        """The run's ``rung.tokens.tokenizer.Tokenizer``.
+
+        Raises:
+            RungError: it is gone, or is not the one that the run began with.
+        """
         from rung.tokens.tokenizer import Tokenizer
 
-        return Tokenizer.load(self.path / TOKENIZER, allow_lossy=self.config.tokenizer.allow_lossy)
+        tokenizer = Tokenizer.load(self.path / TOKENIZER, allow_lossy=self.config.tokenizer.allow_lossy)
+        # A run that was carried elsewhere to be used needs no data.json.
+        if (self.path / DATA).exists() and self._data.get("tokenizer", tokenizer.hash) != tokenizer.hash:
+            raise RungError(
+                f"{self.path / TOKENIZER} is not the tokenizer that {self.path} began with",
+                "put the old tokenizer back, or train a new run with the new one",
+            )
+        return tokenizer
 
     @cached_property
     def store(self) -> Any:
@@ -60,16 +70,30 @@ class Run:
         Raises:
             RungError: it is gone, or is not the one that the run began with.
         """
-        from rung.tokens.store import TokenStore
+        from rung.run.tokens import open_tokens
 
-        recorded = json.loads((self.path / DATA).read_text(encoding="utf-8"))
-        store = TokenStore.open(Path(os.path.normpath(self.path / recorded["store"])))
-        if identity(store) != recorded["identity"]:
+        path = Path(os.path.normpath(self.path / self._data["store"]))
+        store = open_tokens(path, self.tokenizer, self.config.data.validation_fraction)
+        if store.identity != self._data["identity"]:
             raise RungError(
                 f"{store.path} is not the token store that {self.path} began with",
                 "put the old store back, or train a new run on the new one",
             )
         return store
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        path = self.path / DATA
+        try:
+            recorded = json.loads(path.read_text(encoding="utf-8"))
+            if {"store", "identity"} <= recorded.keys():
+                return recorded
+            reason = "is not what Rung writes there"
+        except FileNotFoundError:
+            reason = "is missing"
+        except (OSError, ValueError, AttributeError) as error:
+            reason = f"cannot be read: {error}"
+        raise RungError(f"{path} {reason}; it says which tokens the run trains on", "put it back as it was")
 
     @cached_property
     def model(self) -> Any:
@@ -95,18 +119,19 @@ class Run:
         return Generator(self.model, self.weights, vocab_size=self.tokenizer.vocab_size, end_id=self.tokenizer.end_id)
 
 
-def identity(store: Any) -> str:
-    """Return the SHA-256 of what a token store says of itself: its counts, its tokenizer, what it was made from."""
-    canonical = json.dumps(store.info, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def record_data(folder: Path, store: Any, final: Path) -> None:
-    """Write down which token store a run trains on: its place, seen from the run's ``final`` one, and its identity."""
+def record_data(folder: Path, store: Any, tokenizer: Any, final: Path) -> None:
+    """Write down what a run trains on: where its tokens are, seen from its ``final`` place, and the identities."""
     path = Path(store.path)
     where = TOKENS if path.parent == folder else os.path.relpath(path.resolve(), final.resolve())
-    text = json.dumps({"store": where, "identity": identity(store)}, indent=2)
+    text = json.dumps({"store": where, "identity": store.identity, "tokenizer": tokenizer.hash}, indent=2)
     (folder / DATA).write_text(text + "\n", encoding="utf-8")
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write a run's config, whole or not at all."""
+    temporary = folder / f"{CONFIG}.tmp"
+    temporary.write_text(settings.to_toml(config), encoding="utf-8")
+    temporary.replace(folder / CONFIG)
 
 
 def environment(mesh: Any) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,10 @@ from rung.errors import RungError
 from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
 from rung.run.choose import choose
-from rung.run.folder import TOKENIZER, TOKENS
+from rung.run.folder import CONFIG, TOKENIZER, TOKENS
+from rung.run.tokens import is_tokens, open_tokens
 from rung.tokens.store import TokenStore, build_store
-from rung.tokens.tokenizer import Tokenizer
+from rung.tokens.tokenizer import Tokenizer, umask
 from rung.train.schedule import steps_of
 
 Say = Callable[[str], None]
@@ -52,13 +55,17 @@ def prepare(
     Raises:
         RungError: anything that is wrong with the config or the sources; contradictions before any work.
     """
-    if len(sources) == 1 and (Path(sources[0]) / "dataset.json").exists():
-        return _from_store(Path(sources[0]), base, changes, folder, say)
-    if base is not None:
-        settings.resolve(_adapted(base, changes, say))
+    made = [source for source in sources if is_tokens(source)]
+    if made and len(sources) > 1:
+        raise RungError(
+            f"{made[0]} holds tokens, and {len(sources) - 1} more sources are named beside it",
+            "train on one token store; `rung tokens build` makes one of many texts",
+        )
+    if made:
+        return _from_tokens(Path(made[0]), base, changes, folder, say)
     files = corpus_sources.resolve(sources)
     total = sum(source.size for source in files)
-    config = _adapted(base if base is not None else _chosen(total, say), changes, say)
+    config = _adapted(base if base is not None else _chosen(total, changes, say), changes, say)
     settings.resolve(config)
     tokenizer = make_tokenizer(files, config, say)
     with track(total, "tokenizing") as on_progress:
@@ -126,14 +133,17 @@ def _steps(config: Config, train_tokens: int, tokens_per_step: int, say: Say) ->
 
 
 def _described(store: TokenStore) -> str:
-    n_documents = sum(len(store.split(name).document_starts) for name in store.splits)
+    splits = [store.split(name) for name in store.splits]
+    n_documents = sum(len(split.document_starts) for split in splits)
+    if len(splits) > 1 and splits[0].names[-1:] == splits[1].names[:1] != []:
+        n_documents -= 1  # one document, cut in two
     n_bytes = sum(store.split(name).text_bytes for name in store.splits)
     empty = f" ({store.empty_documents} more are empty)" if store.empty_documents else ""
     return f"{n_documents:,} document{'s' * (n_documents != 1)}{empty}, {n_bytes:,} bytes"
 
 
-def _chosen(total: int, say: Say) -> Config:
-    config, choices = choose(total, jax.default_backend())
+def _chosen(text_bytes: int, given: Mapping[str, Any], say: Say) -> Config:
+    config, choices = choose(text_bytes, jax.default_backend(), given)
     for choice in choices:
         say(f"chosen: {choice.path} = {choice.value} ({choice.reason})")
     return config
@@ -146,16 +156,52 @@ def _adapted(base: Config, changes: Mapping[str, Any], say: Say) -> Config:
     return config
 
 
-def _from_store(path: Path, base: Config | None, changes: Mapping[str, Any], folder: Path, say: Say) -> Prepared:
-    store = TokenStore.open(path)
-    total = sum(store.split(name).text_bytes for name in store.splits)
-    config = _adapted(base if base is not None else _chosen(total, say), changes, say)
+# What decides the tokens, and so is settled where they are made already.
+_SETTLED = ("tokenizer.kind", "tokenizer.vocab_size", "tokenizer.min_frequency", "tokenizer.byte_fallback")
+_SETTLED_IN_STORE = (*_SETTLED, "data.encoding", "data.separator", "data.validation", "data.validation_fraction")
+_SETTLED_IN_FILE = (*_SETTLED, "data.encoding", "data.separator", "data.validation")
+
+
+def _from_tokens(path: Path, base: Config | None, changes: Mapping[str, Any], folder: Path, say: Say) -> Prepared:
+    for name in _SETTLED_IN_FILE if path.is_file() else _SETTLED_IN_STORE:
+        if name in changes:
+            raise RungError(
+                f"{name} is {changes[name]!r}, and the tokens in {path} are made already",
+                f"leave --{name.replace('_', '-')} out, or build the tokens again with it",
+            )
+    tokenizer = _tokenizer_of(path, base, changes)
+    fraction = changes.get("data.validation_fraction", (base or Config()).data.validation_fraction)
+    store = open_tokens(path, tokenizer, fraction)
+    made = {"tokenizer.vocab_size": tokenizer.vocab_size, **_data_settings(store)}
+    changes = {**changes, **made}
+    config = _adapted(base if base is not None else _chosen(store.text_bytes, changes, say), changes, say)
     settings.resolve(config)
-    tokenizer = Tokenizer.load(path / TOKENIZER, allow_lossy=config.tokenizer.allow_lossy)
-    if tokenizer.hash != store.tokenizer_hash:
-        raise RungError(f"{path / TOKENIZER} is not the tokenizer of the tokens in {path}", "build the store again")
     tokenizer.save(folder / TOKENIZER)
     return Prepared(finish_config(config, tokenizer, store, say), tokenizer, store)
+
+
+def _tokenizer_of(path: Path, base: Config | None, changes: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer that made the tokens at ``path``: the store's own, or for a bare file the one named."""
+    own = path / TOKENIZER
+    named = changes.get("tokenizer.file") or (base.tokenizer.file if base is not None and path.is_file() else "")
+    lossy = changes.get("tokenizer.allow_lossy", base.tokenizer.allow_lossy if base is not None else False)
+    if not named and path.is_file():
+        raise RungError(f"{path} holds token ids, and no tokenizer is named", "name theirs: --tokenizer FILE")
+    tokenizer = Tokenizer.load(named or own, allow_lossy=lossy)
+    made_with = TokenStore.open(path, tokenizer).tokenizer_hash
+    if made_with not in (None, tokenizer.hash):
+        raise RungError(
+            f"{named or own} is not the tokenizer of the tokens in {path}",
+            f"leave --tokenizer out: theirs is {own}" if named else "build the tokens again",
+        )
+    return tokenizer
+
+
+def _data_settings(store: TokenStore) -> dict[str, Any]:
+    """Return the settings that a store was made with, as ``{path: value}``."""
+    known = dict(settings.fields(Config))
+    made = {f"data.{name}": value for name, value in store.info.get("data", {}).items()}
+    return {path: value for path, value in made.items() if path in known}
 
 
 @contextlib.contextmanager
@@ -163,28 +209,47 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """Give a temporary folder that becomes ``path`` when the block ends well, and vanishes when it does not.
 
     Raises:
-        RungError: ``path`` exists and is not to be overwritten.
+        RungError: ``path`` exists, and is not to be overwritten or is no run; or it cannot be made.
     """
-    import shutil
-    import tempfile
-
-    if path.exists() and not overwrite and (not path.is_dir() or any(path.iterdir())):
-        raise RungError(
-            f"{path} exists already", f"continue it with `rung resume {path}`, or give --overwrite or --run"
-        )
+    made: list[Path] = []
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        _check_free(path, overwrite)
+        real = path.resolve()
+        made = [parent for parent in (real.parent, *real.parent.parents) if not parent.exists()]
+        real.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{real.name[:100]}-", dir=real.parent))
     except OSError as error:
-        raise RungError(f"cannot make {path}: {error.strerror}", "choose another place with --run") from None
+        reason = (error.strerror or str(error)).lower()
+        raise RungError(f"cannot make {path}: {reason}", "choose another place with --run") from None
     try:
-        temporary.chmod(0o755)
+        temporary.chmod(0o777 & ~umask())  # mkdtemp makes it private
         yield temporary
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.exists():
-            path.unlink()
-        temporary.rename(path)
+        _publish(temporary, real)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):  # something else has come into it
+                parent.rmdir()
         raise
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    is_run = (path / CONFIG).is_file()
+    if not overwrite:
+        continues = f"continue it with `rung resume {path}`, or give --overwrite or --run"
+        raise RungError(f"{path} exists already", continues if is_run else "choose another place with --run")
+    if not is_run:
+        raise RungError(f"{path} is not a run, so it is not overwritten", "choose another place with --run")
+
+
+def _publish(temporary: Path, real: Path) -> None:
+    """Give a finished folder its name; what had the name is put aside first, and removed last."""
+    aside = None
+    if real.exists():
+        aside = Path(tempfile.mkdtemp(prefix=f".{real.name[:100]}-old-", dir=real.parent))
+        real.rename(aside / real.name)
+    temporary.rename(real)
+    if aside:
+        shutil.rmtree(aside, ignore_errors=True)

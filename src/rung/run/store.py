@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rung.config import Config, DataConfig
 from rung.corpus import sources as corpus_sources
+from rung.errors import RungError
 from rung.report.progress import track
-from rung.run.folder import TOKENIZER
 from rung.run.prepare import Say, make_tokenizer
-from rung.tokens.store import TokenStore, build_store
+from rung.tokens.store import DATASET, TokenStore, build_store
 from rung.tokens.tokenizer import Tokenizer
 
 
@@ -29,18 +31,37 @@ def build(
     Raises:
         RungError: unreadable text, a tokenizer that is missing or lossy, something at ``out`` already.
     """
+    if overwrite and Path(out).exists() and not (Path(out) / DATASET).is_file():
+        raise RungError(f"{out} is not a token store, so it is not overwritten", "name another folder with --out")
     tokenizer = Tokenizer.load(tokenizer_file, allow_lossy=allow_lossy)
     files = corpus_sources.resolve(sources)
     with track(sum(file.size for file in files), "tokenizing") as on_progress:
         store = build_store(files, tokenizer, out, data, overwrite=overwrite, on_progress=on_progress)
-    tokenizer.save(Path(out) / TOKENIZER)
     if store.empty_documents:
         say(f"{store.empty_documents:,} empty documents are not in the store")
     return store
 
 
-def train_tokenizer(sources: Sequence[str], config: Config, out: str | Path, *, say: Say) -> Tokenizer:
-    """Learn a tokenizer from text and write it to ``out``."""
-    tokenizer = make_tokenizer(corpus_sources.resolve(sources), config, say)
-    tokenizer.save(out)
+def train_tokenizer(
+    sources: Sequence[str], config: Config, out: str | Path, *, overwrite: bool = False, say: Say
+) -> Tokenizer:
+    """Learn a tokenizer from text and write it to ``out``.
+
+    Raises:
+        RungError: unreadable text, a vocabulary too small, something at ``out`` already, or no way to write there.
+    """
+    out = Path(out)
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise RungError(f"{out} exists", "name another file" if out.is_dir() else "replace it with --overwrite")
+    files = corpus_sources.resolve(sources)
+    try:
+        # Before the work, which may be long.
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(out.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        tokenizer = make_tokenizer(files, config, say)
+        tokenizer.save(out)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise RungError(f"cannot write {out}: {reason}", "name another file with --out") from None
     return tokenizer

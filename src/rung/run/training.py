@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
+import os
 import signal
 import sys
 import threading
@@ -19,22 +21,34 @@ from rung import config as settings
 from rung.config import Config, GenerateConfig
 from rung.decode.generate import Generator
 from rung.decode.text import complete
+from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh
 from rung.model import Decoder
 from rung.model.files import save_weights
 from rung.model.weights import parameter_count
 from rung.report.html import write_report
-from rung.report.metrics import MetricsLog, truncate_after
+from rung.report.metrics import MetricsLog, read_metrics, truncate_after
 from rung.report.progress import Progress as ProgressView
-from rung.run.folder import CONFIG, ENVIRONMENT, METRICS, SAMPLES, WEIGHTS, Run, environment, record_data
+from rung.run.folder import (
+    CONFIG,
+    ENVIRONMENT,
+    METRICS,
+    SAMPLES,
+    WEIGHTS,
+    Run,
+    environment,
+    record_data,
+    write_config,
+)
 from rung.run.prepare import Say, new_folder, prepare
 from rung.tokens.batches import Batches, validation_batches
 from rung.tokens.store import TokenStore
 from rung.tokens.tokenizer import Tokenizer
 from rung.train import events
-from rung.train.checkpoint import Checkpoints, Progress
-from rung.train.loop import Intervals, Loop
+from rung.train.checkpoint import Checkpoints, Progress, read_pointer
+from rung.train.loop import Diverged, Intervals, Loop
+from rung.train.memory import compile_step
 from rung.train.optimizer import make_optimizer
 from rung.train.schedule import rate_factor
 from rung.train.step import initial_state, make_step, place
@@ -43,7 +57,7 @@ _TRAIN_LOSS_STEPS = 100  # the train loss of a result is the mean over so many l
 
 
 def train(
-    sources: Sequence[str | Path],
+    sources: str | Path | Sequence[str | Path],
     config: Config | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
@@ -73,13 +87,20 @@ def train(
         Diverged: too many updates in a row were not finite.
     """
     say = say or _to_standard_error
-    folder = Path(run) if run else Path("runs") / _name(sources, config, changes)
+    changes = dict(changes or {})
+    names = [str(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
+    folder = Path(run) if run else Path("runs") / _name(names, config, changes)
     with new_folder(folder, overwrite) as temporary:
-        prepared = prepare([str(source) for source in sources], config, dict(changes or {}), temporary, say)
-        record_data(temporary, prepared.store, final=folder)
-        (temporary / CONFIG).write_text(settings.to_toml(prepared.config), encoding="utf-8")
-        # The devices are claimed before the folder takes its name, so that a mesh too large leaves nothing behind.
-        mesh = make_mesh(prepared.config.mesh)
+        _refuse_own(names, folder)
+        # Contradictions are found, and devices claimed, before any work; JAX can emulate devices only at first.
+        adapted, _ = settings.adapt(config or Config(), changes)
+        if config is not None:
+            settings.resolve(adapted)
+        mesh = make_mesh(adapted.mesh)
+        prepared = prepare(names, config, changes, temporary, say)
+        _check_profile(profile, prepared.config.train.steps)
+        record_data(temporary, prepared.store, prepared.tokenizer, final=folder)
+        write_config(temporary, prepared.config)
         (temporary / ENVIRONMENT).write_text(json.dumps(environment(mesh), indent=2) + "\n", encoding="utf-8")
     return _Training(Run(folder), mesh, say, profile).go(resumed=False)
 
@@ -89,14 +110,15 @@ def resume(run: str | Path, steps: int | None = None, *, say: Say | None = None)
 
     Args:
         run: the run folder.
-        steps: a new length of the run; its schedule is that of a run of this length from here on.
+        steps: a new, greater length of the run; its schedule is that of a run of this length from here on.
         say: as in ``train``.
 
     Returns:
-        As ``train``.
+        As ``train``; of a run that is done already, what it came to.
 
     Raises:
-        RungError: no such run, no whole checkpoint, or the data are no longer those of the run.
+        RungError: no such run, no checkpoint where there was one, fewer steps than are done, or the data or the
+            tokenizer are no longer those of the run.
     """
     say = say or _to_standard_error
     opened = Run(run)
@@ -105,10 +127,14 @@ def resume(run: str | Path, steps: int | None = None, *, say: Say | None = None)
         changed, notes = settings.adapt(opened.config, {"train.steps": steps})
         for note in notes:
             say(note)
-        changed = settings.resolve(changed)
-        (opened.path / CONFIG).write_text(settings.to_toml(changed), encoding="utf-8")
-        opened = Run(run)
+        opened.config = settings.resolve(changed)
     return _Training(opened, make_mesh(opened.config.mesh), say, None).go(resumed=True)
+
+
+class Interrupted(RungError):
+    """Training was broken off without a save; its last checkpoint stays."""
+
+    status = 3
 
 
 class _Training:
@@ -124,24 +150,37 @@ class _Training:
         self.recent_losses: deque[float] = deque(maxlen=_TRAIN_LOSS_STEPS)
 
     def go(self, resumed: bool) -> dict[str, Any]:
+        """Train to the end, or until a signal asks to stop; return the result."""
+        with _stop_on_signals() as stop:
+            try:
+                return self._go(resumed, stop)
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    f"interrupted at once; {self.run.path} is at its last checkpoint",
+                    f"go on from there with: rung resume {self.run.path}",
+                ) from None
+
+    def _go(self, resumed: bool, stop: Callable[[], str | None]) -> dict[str, Any]:
         config, run = self.config, self.run
         batches = self._batches()
         context, batch_size, steps = config.model.context_length, config.train.batch_size, config.train.steps
         optimizer = make_optimizer(self.model.weights(), config.train)
         factor = rate_factor(config.train, steps, batch_size * context)
         state = initial_state(self.model, optimizer, config.train.seed, self.mesh)
-        checkpoints = Checkpoints(run.path, config.checkpoint.keep)
-        progress = Progress()
-        if resumed:
-            state, progress = checkpoints.restore(state)
-            for name in (METRICS, SAMPLES):
-                truncate_after(run.path / name, progress.step)
-        self._introduce(progress)
         with contextlib.ExitStack() as stack:
+            checkpoints = Checkpoints(run.path, config.checkpoint.keep)
             stack.callback(checkpoints.close)
+            progress = Progress()
+            if resumed:
+                state, progress = self._restored(checkpoints, state)
+                if progress.step >= steps:
+                    return self._done(progress)
+                write_config(run.path, config)
+                for name in (METRICS, SAMPLES):
+                    truncate_after(run.path / name, progress.step)
+            self._introduce(progress)
             log = stack.enter_context(MetricsLog(run.path / METRICS, config.train.log_every_steps))
             view = stack.enter_context(ProgressView(steps))
-            stop = stack.enter_context(_stop_on_signals())
             listeners = (log, view, self._remember)
 
             def emit(event: events.Event) -> None:
@@ -150,8 +189,14 @@ class _Training:
 
             if resumed:
                 emit(events.Note(progress.step, f"resumed at step {progress.step:,} of {steps:,}"))
+            step = compile_step(
+                lambda train: make_step(self.model, optimizer, factor, train, self.mesh),
+                config.train,
+                (state, place(batches(progress.step), self.mesh)),
+                config.mesh.data,
+            )
             loop = Loop(
-                step=make_step(self.model, optimizer, factor, config.train, self.mesh),
+                step=step,
                 batch=lambda step: place(batches(step), self.mesh),
                 steps=steps,
                 learning_rate=config.train.learning_rate,
@@ -172,11 +217,55 @@ class _Training:
                 profile=self.profile,
                 on_divergence=lambda step: self._write_batch(batches(step), step),
             )
-            state, progress, held_out = loop.run(state, progress)
+            try:
+                state, progress, held_out = loop.run(state, progress)
+            except Diverged:
+                self._report()
+                raise
             stopped = stop() if progress.step < steps else None
-        report = write_report(run.path, [(w.path, w.shape, w.size, w.decay) for w in self.model.weights()])
-        self._conclude(progress, held_out, stopped, report)
+        self._report()
+        if stopped:
+            self.say(f"stopped at step {progress.step:,} ({stopped}), saved; go on with: rung resume {run.path}")
         return self._result(progress, held_out, stopped)
+
+    def _restored(self, checkpoints: Checkpoints, state: Any) -> tuple[Any, Progress]:
+        """Return the state and the progress of the newest whole checkpoint, or the initial ones before the first.
+
+        Raises:
+            RungError: checkpoints are gone, or do not fit the config.
+        """
+        path, steps = self.run.path, self.config.train.steps
+        try:
+            state, progress = checkpoints.restore(state)
+        except RungError:
+            if read_pointer(path / "latest") is not None:
+                raise
+            self.say(f"{path} has no checkpoint yet: from the start")
+            return state, Progress()
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            reason = str(error).partition("\n")[0].partition(". ")[0]
+            raise RungError(
+                f"the newest checkpoint of {path} cannot be restored: {reason}",
+                f"if {CONFIG} was edited, put it back; if it is damaged, remove it: the one before serves",
+            ) from None
+        lengthened = steps != settings.load(path / CONFIG).train.steps
+        if progress.step > steps or (lengthened and progress.step == steps):
+            raise RungError(f"{path} has done {progress.step:,} steps, and {steps:,} are asked", "ask for more steps")
+        return state, progress
+
+    def _done(self, progress: Progress) -> dict[str, Any]:
+        """Return the result of a run that had been done before, as its log has it."""
+        path = self.run.path
+        self.say(f"{path} is done: {progress.step:,} steps; a longer run: rung resume {path} --steps N")
+        log = read_metrics(path / METRICS)
+        losses = log.steps["loss"][~log.steps["skipped"]]
+        self.recent_losses.extend(losses[-_TRAIN_LOSS_STEPS:].tolist())
+        self._report()
+        return self._result(progress, log.evaluations[-1] if log.evaluations else None, None)
+
+    def _report(self) -> None:
+        weights = [(weight.path, weight.shape, weight.size, weight.decay) for weight in self.model.weights()]
+        self.say(f"report: {write_report(self.run.path, weights)}")
 
     def _batches(self) -> Batches:
         config, split = self.config, self.store.split("train")
@@ -235,22 +324,19 @@ class _Training:
             self.recent_losses.append(event.loss)
 
     def _introduce(self, progress: Progress) -> None:
-        model, train = self.config.model, self.config.train
+        model = self.config.model
         devices = self.mesh.devices.ravel()
         self.say(
             f"model: {parameter_count(self.model.weights()):,} parameters; {model.n_layers} layers, d_model "
             f"{model.d_model}, {model.n_heads} heads of {model.d_head}, context {model.context_length}; "
             f"{model.compute_dtype} on {len(devices)} x {devices[0].device_kind}"
         )
-        if train.batch_size * self.config.mesh.data and progress.step:
-            self.say(f"from step {progress.step:,} of {train.steps:,}")
+        if progress.step:
+            self.say(f"from step {progress.step:,} of {self.config.train.steps:,}")
 
-    def _conclude(self, progress: Progress, held_out: HeldOut | None, stopped: str | None, report: Path) -> None:
-        if stopped:
-            self.say(f"stopped at step {progress.step:,} ({stopped}), saved; go on with: rung resume {self.run.path}")
-        self.say(f"report: {report}")
-
-    def _result(self, progress: Progress, held_out: HeldOut | None, stopped: str | None) -> dict[str, Any]:
+    def _result(
+        self, progress: Progress, held_out: HeldOut | events.Evaluated | None, stopped: str | None
+    ) -> dict[str, Any]:
         return {
             "run": str(self.run.path),
             "steps": progress.step,
@@ -265,10 +351,27 @@ class _Training:
         }
 
 
-def _name(sources: Sequence[str | Path], config: Config | None, changes: Mapping[str, Any] | None) -> str:
+def _refuse_own(sources: Sequence[str], folder: Path) -> None:
+    """Refuse to train from what is in the folder that will be replaced."""
+    for source in sources:
+        if folder.exists() and Path(source).resolve().is_relative_to(folder.resolve()):
+            raise RungError(f"{source} is in {folder}, which would be replaced", "choose another place with --run")
+
+
+def _check_profile(profile: tuple[int, int] | None, steps: int) -> None:
+    if profile and not 0 <= profile[0] <= profile[1] < steps:
+        raise RungError(
+            f"steps {profile[0]} to {profile[1]} are to be profiled, and the run has steps 0 to {steps - 1}",
+            "choose steps within the run, as --profile 10:20",
+        )
+
+
+def _name(sources: Sequence[str], config: Config | None, changes: Mapping[str, Any] | None) -> str:
     name = (changes or {}).get("name") or (config.name if config else "")
     if not name:
-        name = Path(str(sources[0])).resolve().stem if sources and str(sources[0]) != "-" else "standard-input"
+        # Of a pattern, the folder that it is in.
+        parts = [part for part in Path(sources[0]).resolve().parts if not glob.has_magic(part)] if sources else []
+        name = "standard-input" if list(sources) == ["-"] else Path(*parts).stem if parts else ""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "run"
 
 
@@ -292,6 +395,9 @@ def _stop_on_signals() -> Iterator[Callable[[], str | None]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(signal.Signals(number).name)
+        with contextlib.suppress(OSError):
+            # Not print: the signal may have come in the middle of one.
+            os.write(2, f"\n{asked[0]}: stopping after this step; once more stops at once\n".encode())
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rung.config import GenerateConfig
+from rung.corpus import sources as corpus_sources
 from rung.decode.text import Completion, complete
 from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
+from rung.report.progress import OnProgress, track
 from rung.run.folder import Run
-from rung.tokens.batches import validation_batches
+from rung.tokens.batches import IGNORED, validation_batches
 from rung.tokens.store import build_store
 
 
@@ -28,7 +30,9 @@ def generate(run: Run | str | Path, prompt: str, settings: GenerateConfig | None
     return complete(run.generator, run.tokenizer, prompt, settings or GenerateConfig())
 
 
-def evaluate(run: Run | str | Path, sources: Sequence[str | Path] = (), split: str = "validation") -> HeldOut:
+def evaluate(
+    run: Run | str | Path, sources: str | Path | Sequence[str | Path] = (), split: str = "validation"
+) -> HeldOut:
     """Return the loss of a run's weights over a split of its store, or over other text.
 
     Every target counts once, and the average is over tokens.
@@ -44,9 +48,13 @@ def evaluate(run: Run | str | Path, sources: Sequence[str | Path] = (), split: s
     run = _opened(run)
     if not sources:
         return _evaluated(run, run.store.split(split))
+    if isinstance(sources, str | Path):
+        sources = [sources]
+    files = corpus_sources.resolve(sources)
     with tempfile.TemporaryDirectory(prefix="rung-evaluate-") as folder:
-        data = _whole(run.config.data)
-        store = build_store([str(source) for source in sources], run.tokenizer, Path(folder) / "tokens", data)
+        with track(sum(file.size for file in files), "tokenizing") as on_progress:
+            tokens = Path(folder) / "tokens"
+            store = build_store(files, run.tokenizer, tokens, _whole(run.config.data), on_progress=on_progress)
         return _evaluated(run, store.split("train"))
 
 
@@ -58,7 +66,18 @@ def _evaluated(run: Run, tokens: Any) -> HeldOut:
         batch_size=config.evaluate.batch_size,
         segments=not config.data.cross_documents and len(tokens.document_starts) > 1,
     )
-    return held_out_loss(compiled_loss(run.model), run.weights, batches, run.tokenizer.token_bytes)
+    with track(tokens.text_bytes, "evaluating") as on_progress:
+        seen = _watched(batches, tokens, on_progress)
+        return held_out_loss(compiled_loss(run.model), run.weights, seen, run.tokenizer.token_bytes)
+
+
+def _watched(batches: Iterable[Any], tokens: Any, on_progress: OnProgress) -> Iterator[Any]:
+    """Yield the batches, telling of the bytes of text that they come to, as far as one can say."""
+    targets = 0
+    for batch in batches:
+        yield batch
+        targets += int((batch["targets"] != IGNORED).sum())
+        on_progress(tokens.text_bytes * targets // max(1, len(tokens) - 1), tokens.text_bytes)
 
 
 def _whole(data: Any) -> Any:

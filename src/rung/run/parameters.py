@@ -1,0 +1,38 @@
+"""How many parameters a config's model has, before there is any text."""
+
+from __future__ import annotations
+
+from rung.config import Config
+from rung.model import Decoder
+from rung.model.decoder import with_vocabulary
+from rung.model.weights import parameter_count
+from rung.run.prepare import Say
+from rung.tokens.tokenizer import Tokenizer
+
+
+def count_parameters(config: Config, say: Say) -> int:
+    """Return the number of parameters of a config's model, for the vocabulary that the config leads one to expect.
+
+    Args:
+        config: resolved.
+        say: told where the vocabulary will be known only from the text.
+
+    Raises:
+        RungError: a tokenizer file that cannot be loaded.
+    """
+    wanted = config.tokenizer
+    if wanted.file:
+        vocab_size = Tokenizer.load(wanted.file, allow_lossy=wanted.allow_lossy).vocab_size
+    elif wanted.kind == "byte":
+        vocab_size = Tokenizer.train([], wanted).vocab_size
+    else:
+        vocab_size = wanted.vocab_size
+    counted = _count(config, vocab_size)
+    if wanted.kind == "char" and not wanted.file and not config.model.vocab_size:
+        each = _count(config, vocab_size + 1) - counted
+        say(f"counted for {vocab_size:,} characters; the text decides how many there are, {each:,} parameters each")
+    return counted
+
+
+def _count(config: Config, vocab_size: int) -> int:
+    return parameter_count(Decoder(with_vocabulary(config.model, vocab_size)).weights())
