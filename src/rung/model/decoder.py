@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rung.config import ModelConfig
 from rung.model import layers
-from rung.model.dropout import dropout
+from rung.model.dropout import dropout, keep_mask
 from rung.model.losses import cross_entropy
 from rung.model.weights import Tree, Weight, WeightTable
 
@@ -79,7 +79,8 @@ class Decoder:
         """Return the final hidden states [B, T, D] of ``tokens_BT``, T at most the context length."""
 
         def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return layers.causal_attention(q, k, v, segments_BT, self._attention_drop(layer, keys_B))
+            keep = self._attention_keep(layer, keys_B)
+            return layers.causal_attention(q, k, v, segments_BT, keep, self.config.dropout)
 
         return self._forward(weights, tokens_BT, self._positions(tokens_BT), attend, keys_B)
 
@@ -153,10 +154,15 @@ class Decoder:
         self, w: Tree, x_BTD: jax.Array, number: int, positions_BT: jax.Array, attend: Callable
     ) -> jax.Array:
         c = self.config
-        # One product for the three: the weights are small beside the activations, and one large product is faster.
-        weight = jnp.concatenate([w["query"], w["key"], w["value"]])
-        bias = jnp.concatenate([w["query_bias"], w["key_bias"], w["value_bias"]]) if c.qkv_bias else None
-        q, k, v = jnp.split(layers.project(x_BTD, weight, bias), [c.n_heads, c.n_heads + c.n_kv_heads], axis=2)
+        names, biases = ("query", "key", "value"), ("query_bias", "key_bias", "value_bias")
+        if x_BTD.shape[1] > 1:
+            # One product for the three: beside many positions the weights are small, and one large product is faster.
+            weight = jnp.concatenate([w[name] for name in names])
+            bias = jnp.concatenate([w[name] for name in biases]) if c.qkv_bias else None
+            heads = [c.n_heads, c.n_heads + c.n_kv_heads]
+            q, k, v = jnp.split(layers.project(x_BTD, weight, bias), heads, axis=2)
+        else:
+            q, k, v = (layers.project(x_BTD, w[name], w.get(bias)) for name, bias in zip(names, biases, strict=True))
         if c.qk_norm:
             q = layers.rms_norm(q, w["query_norm"], c.norm_epsilon)
             k = layers.rms_norm(k, w["key_norm"], c.norm_epsilon)
@@ -187,11 +193,13 @@ class Decoder:
     def _drop(self, site: str, x: jax.Array, keys_B: jax.Array | None, use: int) -> jax.Array:
         return dropout(x, self.config.dropout, keys_B, use) if site in self.config.dropout_sites else x
 
-    def _attention_drop(self, layer: int, keys_B: jax.Array | None) -> Callable[[int, jax.Array], jax.Array] | None:
+    def _attention_keep(
+        self, layer: int, keys_B: jax.Array | None
+    ) -> Callable[[int, tuple[int, ...]], jax.Array] | None:
         if keys_B is None or not self.config.dropout or "attention" not in self.config.dropout_sites:
             return None
         first = (layer + 1) * _USES_PER_LAYER + 3
-        return lambda block, weights: dropout(weights, self.config.dropout, keys_B, first + block)
+        return lambda block, shape: keep_mask(shape, self.config.dropout, keys_B, first + block)
 
     def _positions(self, tokens_BT: jax.Array) -> jax.Array:
         assert tokens_BT.shape[1] <= self.config.n_positions, "more tokens than positions"

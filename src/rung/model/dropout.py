@@ -26,8 +26,13 @@ def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None, use: int) -> ja
     """
     if keys_B is None or rate == 0:
         return x
-    keep = random_bits(x.shape, keys_B, use) >= jnp.uint32(round(rate * 2**32))
+    keep = keep_mask(x.shape, rate, keys_B, use)
     return jnp.where(keep, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))
+
+
+def keep_mask(shape: tuple[int, ...], rate: float, keys_B: jax.Array, use: int) -> jax.Array:
+    """Return a bool mask of ``shape`` [B, ...], false with probability ``rate``; arguments as for ``dropout``."""
+    return random_bits(shape, keys_B, use) >= jnp.uint32(round(rate * 2**32))
 
 
 def random_bits(shape: tuple[int, ...], keys_B: jax.Array, use: int) -> jax.Array:

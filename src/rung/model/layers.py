@@ -18,10 +18,37 @@ _MAX_QUERY_BLOCKS = 8  # more blocks skip little more, and each is compiled on i
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, n_inputs: int = 1) -> jax.Array:
     """Return ``x`` [..., inputs] times ``weight`` [outputs..., inputs...], summed over their last ``n_inputs`` axes."""
-    inputs_x = tuple(range(x.ndim - n_inputs, x.ndim))
-    inputs_w = tuple(range(weight.ndim - n_inputs, weight.ndim))
-    y = jax.lax.dot_general(x, weight.astype(x.dtype), ((inputs_x, inputs_w), ((), ())))
+    outputs, inputs = weight.shape[: weight.ndim - n_inputs], weight.shape[weight.ndim - n_inputs :]
+    rows = x.shape[: x.ndim - n_inputs]
+    y = _matmul(x.reshape(*rows, math.prod(inputs)), weight.astype(x.dtype).reshape(-1, math.prod(inputs)))
+    y = y.reshape(*rows, *outputs)
     return y if bias is None else y + bias.astype(x.dtype)
+
+
+@jax.custom_vjp
+def _matmul(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
+    """Return ``x`` [..., I] times the transpose of ``weight_OI``."""
+    return jax.lax.dot_general(x, weight_OI, (((x.ndim - 1,), (1,)), ((), ())))
+
+
+def _matmul_forward(x, weight_OI):
+    return _matmul(x, weight_OI), (x, weight_OI)
+
+
+def _matmul_backward(saved, dy):
+    x, weight_OI = saved
+    rows = tuple(range(x.ndim - 1))
+    dx = jax.lax.dot_general(dy, weight_OI, (((dy.ndim - 1,), (0,)), ((), ())))
+    # A product over rows transposes its left operand. Let that be the narrower one: on a CPU the transposition of a
+    # wide activation, with the arithmetic that made it fused in, costs more than the product.
+    if weight_OI.shape[0] <= weight_OI.shape[1]:
+        return dx, jax.lax.dot_general(dy, x, ((rows, rows), ((), ())))
+    gradient_IO = jax.lax.dot_general(x, dy, ((rows, rows), ((), ())))
+    # To float32's own precision: it changes no bit, and keeps the compiler from turning the product round again.
+    return dx, jax.lax.reduce_precision(gradient_IO, exponent_bits=8, mantissa_bits=23).T
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 # Normalisation. Each has its gradient written out: left to itself the compiler fuses the residual gradients of many
@@ -120,7 +147,8 @@ def causal_attention(
     k_BTGK: jax.Array,
     v_BTGK: jax.Array,
     segments_BT: jax.Array | None = None,
-    drop: Callable[[int, jax.Array], jax.Array] | None = None,
+    keep: Callable[[int, tuple[int, ...]], jax.Array] | None = None,
+    dropout_rate: float = 0.0,
 ) -> jax.Array:
     """Return softmax attention in which a query sees the keys at its own and earlier positions (Vaswani et al. 2017).
 
@@ -130,7 +158,9 @@ def causal_attention(
     Args:
         q_BTHK: queries. k_BTGK, v_BTGK: keys and values, G dividing H; head h uses key head ``h // (H / G)``.
         segments_BT: int32; a query sees keys of its own segment only. ``None``: one segment.
-        drop: dropout of the attention weights, called with (number of the block, weights [B, G, R, t, s]).
+        keep: dropout of the attention weights: called with (number of the block, shape [B, G, R, t, s]), gives a bool
+            array, false where a weight is dropped. ``None``: no dropout.
+        dropout_rate: what part ``keep`` drops; the other weights are scaled by ``1 / (1 - dropout_rate)``.
 
     Returns:
         [B, T, H, K] in the dtype of the queries.
@@ -138,18 +168,17 @@ def causal_attention(
     length = q_BTHK.shape[1]
     block = max(_MIN_QUERY_BLOCK, -(-length // _MAX_QUERY_BLOCKS))
     k_BGTK, v_BGTK = jnp.swapaxes(k_BTGK, 1, 2), jnp.swapaxes(v_BTGK, 1, 2)
-    q_BGRTK = _grouped(q_BTHK, k_BTGK.shape[2])
+    q_BGRTK = _grouped(q_BTHK, k_BGTK.shape[1])
     outputs = []
     for number, start in enumerate(range(0, length, block)):
         stop = min(start + block, length)
-        seen_ts = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :]
+        seen = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :]
         if segments_BT is not None:
             same_Bts = segments_BT[:, start:stop, None] == segments_BT[:, None, :stop]
-            seen_ts = (seen_ts & same_Bts)[:, None, None]
-        drop_block = None if drop is None else functools.partial(drop, number)
-        outputs.append(
-            _attend(q_BGRTK[:, :, :, start:stop], k_BGTK[:, :, :stop], v_BGTK[:, :, :stop], seen_ts, drop_block)
-        )
+            seen = (seen & same_Bts)[:, None, None]
+        q_BGRtK = q_BGRTK[:, :, :, start:stop]
+        keep_BGRts = None if keep is None else keep(number, (*q_BGRtK.shape[:4], stop))
+        outputs.append(_attend(q_BGRtK, k_BGTK[:, :, :stop], v_BGTK[:, :, :stop], seen, keep_BGRts, dropout_rate))
     return _ungrouped(jnp.concatenate(outputs, 3) if len(outputs) > 1 else outputs[0])
 
 
@@ -164,22 +193,56 @@ def cached_attention(q_BTHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, po
     """
     seen_BTS = positions_BT[:, :, None] >= jnp.arange(k_BSGK.shape[1])
     q_BGRTK = _grouped(q_BTHK, k_BSGK.shape[2])
-    y_BGRTK = _attend(q_BGRTK, jnp.swapaxes(k_BSGK, 1, 2), jnp.swapaxes(v_BSGK, 1, 2), seen_BTS[:, None, None], None)
-    return _ungrouped(y_BGRTK)
+    k_BGSK, v_BGSK = jnp.swapaxes(k_BSGK, 1, 2), jnp.swapaxes(v_BSGK, 1, 2)
+    return _ungrouped(_attend(q_BGRTK, k_BGSK, v_BGSK, seen_BTS[:, None, None], None, 0.0))
 
 
-def _attend(q_BGRTK, k_BGSK, v_BGSK, seen, drop):
-    scores_BGRTS = jnp.einsum("BGRTK,BGSK->BGRTS", q_BGRTK, k_BGSK, preferred_element_type=jnp.float32)
-    scores_BGRTS = jnp.where(seen, scores_BGRTS / math.sqrt(q_BGRTK.shape[-1]), MASKED)
-    weights_BGRTS = jax.nn.softmax(scores_BGRTS, -1).astype(v_BGSK.dtype)
-    if drop is not None:
-        weights_BGRTS = drop(weights_BGRTS)
-    return jnp.einsum("BGRTS,BGSK->BGRTK", weights_BGRTS, v_BGSK)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate):
+    """Return attention [B, G, R, T, K] of queries that are scaled already.
+
+    Its gradient is written out, because two things need not be made: the normalised weights (the sum is divided out of
+    the narrower output instead), and the row sums of weights times their gradients, which equal those of output times
+    its gradient (Dao et al. 2022, arXiv:2205.14135, appendix B).
+    """
+    return _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate)[0]
+
+
+def _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate):
+    scores = jnp.einsum("BGRTK,BGSK->BGRTS", q_BGRTK, k_BGSK, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen, scores, MASKED)
+    exps = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
+    inverse_sum = 1 / jnp.sum(exps, -1, keepdims=True)
+    exps = exps.astype(v_BGSK.dtype)
+    y = jnp.einsum("BGRTS,BGSK->BGRTK", _kept(exps, keep_BGRTS, rate), v_BGSK, preferred_element_type=jnp.float32)
+    y = (y * inverse_sum).astype(v_BGSK.dtype)
+    return y, (q_BGRTK, k_BGSK, v_BGSK, keep_BGRTS, exps, inverse_sum, y)
+
+
+def _attend_backward(rate, saved, dy):
+    q_BGRTK, k_BGSK, v_BGSK, keep_BGRTS, exps, inverse_sum, y = saved
+    dy = (dy * inverse_sum).astype(y.dtype)
+    dv_BGSK = jnp.einsum("BGRTS,BGRTK->BGSK", _kept(exps, keep_BGRTS, rate), dy)
+    d_exps = jnp.einsum("BGRTK,BGSK->BGRTS", dy, v_BGSK, preferred_element_type=jnp.float32)
+    row_sums = jnp.sum(dy.astype(jnp.float32) * y, -1, keepdims=True)
+    d_scores = (exps * (_kept(d_exps, keep_BGRTS, rate) - row_sums)).astype(q_BGRTK.dtype)
+    dq_BGRTK = jnp.einsum("BGRTS,BGSK->BGRTK", d_scores, k_BGSK)
+    dk_BGSK = jnp.einsum("BGRTS,BGRTK->BGSK", d_scores, q_BGRTK)
+    return dq_BGRTK, dk_BGSK, dv_BGSK, None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _kept(x, keep, rate):
+    """Return ``x`` after dropout: zero where ``keep`` is false, else scaled up."""
+    return x if keep is None else jnp.where(keep, x * (1 / (1 - rate)), 0).astype(x.dtype)
 
 
 def _grouped(q_BTHK: jax.Array, n_groups: int) -> jax.Array:
+    """Return queries by key head, scaled for the product with keys: [B, G, R, T, K]."""
     B, T, H, K = q_BTHK.shape
-    return jnp.moveaxis(q_BTHK.reshape(B, T, n_groups, H // n_groups, K), 1, 3)
+    return jnp.moveaxis(q_BTHK.reshape(B, T, n_groups, H // n_groups, K), 1, 3) * (1 / math.sqrt(K))
 
 
 def _ungrouped(y_BGRTK: jax.Array) -> jax.Array:
@@ -189,9 +252,33 @@ def _ungrouped(y_BGRTK: jax.Array) -> jax.Array:
 
 # Activations of the MLP
 
+
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+    """Return ``x`` times the normal distribution function at ``x`` (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+
+    The gradient computes the distribution function again: that is cheaper than to write it out and read it back.
+    """
+    return x * (0.5 + 0.5 * jax.lax.erf(x * math.sqrt(0.5)))
+
+
+def _gelu_forward(x):
+    return gelu(x), x
+
+
+def _gelu_backward(x, dy):
+    density = jnp.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+    # Of -x, so that the compiler does not find it computed already, and keep it.
+    cdf = 0.5 - 0.5 * jax.lax.erf(x * -math.sqrt(0.5))
+    return (dy * (cdf + x * density),)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu": gelu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "swiglu": jax.nn.silu,  # of the gate
     "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),

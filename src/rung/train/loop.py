@@ -117,12 +117,12 @@ class Loop:
             if stop is not None or self._due(done) or done == self.steps:
                 self._stepped(*pending)
                 pending = None
-                if stop is not None and done < self.steps:
-                    self._reason = stop
-                    self._save(state)
-                    break
                 if done < self.steps:
-                    self._between(state, done)
+                    # What is due is done before a stop too: a resumed run begins after it.
+                    self._between(state, done, stopping=stop is not None)
+                    if stop is not None:
+                        self._reason = stop
+                        break
         self._profile(self.steps, state)
         return state
 
@@ -130,14 +130,14 @@ class Loop:
         i = self.intervals
         return any(interval and done % interval == 0 for interval in (i.evaluate, i.sample, i.save))
 
-    def _between(self, state: State, done: int) -> None:
+    def _between(self, state: State, done: int, stopping: bool) -> None:
         """Do what is due after a step; its time is not training time."""
         i = self.intervals
         if i.evaluate and done % i.evaluate == 0:
             self._evaluate(state)
         if i.sample and done % i.sample == 0:
             self._sample(state)
-        if i.save and done % i.save == 0:
+        if stopping or (i.save and done % i.save == 0):
             self._save(state)
         self._clock = time.perf_counter()
 
