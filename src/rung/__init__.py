@@ -16,6 +16,8 @@ opens a run: its config, tokenizer, model and weights. A user's mistake raises `
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 from rung.errors import RungError
@@ -75,6 +77,21 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module 'rung' has no attribute {name!r}")
+
+
+class _Package(types.ModuleType):
+    """Keeps ``rung.train``, ``rung.evaluate`` and ``rung.demo`` the verbs.
+
+    Rooms have these names too, and Python would put a room in the verb's place when it is imported. The rooms are there
+    for ``from rung.train import ...``.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _HOMES or not isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

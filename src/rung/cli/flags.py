@@ -60,7 +60,8 @@ class Parser(argparse.ArgumentParser):
                 flag = word.split("=")[0]
                 raise RungError(f"unknown flag {flag}", nearest(flag, self._option_string_actions))
         if rest:
-            raise RungError(f"too many arguments: {' '.join(rest).replace(_MARK, '')}", f"see {self.prog} --help")
+            hint = "after -- all words are text: put flags before it" if "--" in words else f"see {self.prog} --help"
+            raise RungError(f"too many arguments: {' '.join(rest).replace(_MARK, '')}", hint)
         for name, value in vars(parsed).items():
             if isinstance(value, list):
                 setattr(parsed, name, [one.removeprefix(_MARK) for one in value])

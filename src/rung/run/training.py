@@ -25,7 +25,7 @@ from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh
 from rung.model import Decoder
-from rung.model.files import save_weights
+from rung.model.files import load_weights, save_weights
 from rung.model.weights import parameter_count
 from rung.report.html import write_report
 from rung.report.metrics import MetricsLog, read_metrics, truncate_after
@@ -174,7 +174,7 @@ class _Training:
             if resumed:
                 state, progress = self._restored(checkpoints, state)
                 if progress.step >= steps:
-                    return self._done(progress)
+                    return self._done(state, progress)
                 write_config(run.path, config)
                 for name in (METRICS, SAMPLES):
                     truncate_after(run.path / name, progress.step)
@@ -253,10 +253,15 @@ class _Training:
             raise RungError(f"{path} has done {progress.step:,} steps, and {steps:,} are asked", "ask for more steps")
         return state, progress
 
-    def _done(self, progress: Progress) -> dict[str, Any]:
+    def _done(self, state: Any, progress: Progress) -> dict[str, Any]:
         """Return the result of a run that had been done before, as its log has it."""
         path = self.run.path
         self.say(f"{path} is done: {progress.step:,} steps; a longer run: rung resume {path} --steps N")
+        try:
+            load_weights(path / WEIGHTS, self.model.weights())
+        except RungError as error:
+            self.say(f"{error.problem}; written again, as they are at step {progress.step:,}")
+            self._write_weights(state["weights"], progress)
         log = read_metrics(path / METRICS)
         losses = log.steps["loss"][~log.steps["skipped"]]
         self.recent_losses.extend(losses[-_TRAIN_LOSS_STEPS:].tolist())

@@ -1,0 +1,207 @@
+"""A run that was stopped, interrupted or killed ends as if nothing had happened to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from run.same import same_state, same_weights, told
+from rung.errors import RungError
+from rung.report.metrics import MetricsLog
+from rung.run.training import Interrupted, resume, train
+from rung.train.events import StepDone
+
+
+def quietly(line: str) -> None:
+    pass
+
+
+def signalled(monkeypatch, *signals: int, after: int) -> None:
+    """Send this process signals when the log hears of a step."""
+
+    class Signalling(MetricsLog):
+        def __call__(self, event):
+            super().__call__(event)
+            if isinstance(event, StepDone) and event.step == after:
+                for number in signals:
+                    os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("rung.run.training.MetricsLog", Signalling)
+
+
+# At step 8 a validation and a save are due: the loop hears of step 7 while step 8 runs.
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGINT, 4), (signal.SIGTERM, 7)])
+def test_a_signal_stops_after_a_step_and_the_resumed_run_is_the_undisturbed_one(
+    undisturbed, train_tiny, tmp_path, monkeypatch, number, after
+):
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        signalled(patch, number, after=after)
+        result = train_tiny(tmp_path / "run", say=said.append)
+    assert (result["stopped"], result["steps"]) == (signal.Signals(number).name, after + 1)
+    assert f"go on with: rung resume {tmp_path / 'run'}" in said[-1]
+    assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
+
+    resumed = resume(tmp_path / "run", say=quietly)
+    whole = Path(undisturbed["run"])
+    assert told(tmp_path / "run") == told(whole)
+    assert same_state(tmp_path / "run", whole, 12)
+    assert same_weights(tmp_path / "run", whole)
+    names = ("steps", "tokens", "validation_loss", "bits_per_byte", "stopped")
+    assert [resumed[name] for name in names] == [undisturbed[name] for name in names]
+
+
+def test_a_second_signal_stops_at_once_and_a_run_without_a_checkpoint_resumes_from_the_start(
+    undisturbed, train_tiny, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        signalled(patch, signal.SIGINT, signal.SIGINT, after=2)
+        with pytest.raises(Interrupted) as interrupted:
+            train_tiny(tmp_path / "run")
+    assert interrupted.value.status == 3
+    assert f"rung resume {tmp_path / 'run'}" in interrupted.value.hint
+    said: list[str] = []
+    resume(tmp_path / "run", say=said.append)
+    assert "no checkpoint yet: from the start" in said[0]
+    assert told(tmp_path / "run") == told(Path(undisturbed["run"]))
+    assert same_state(tmp_path / "run", Path(undisturbed["run"]), 12)
+
+
+@pytest.mark.medium
+def test_a_killed_run_resumes_to_the_undisturbed_one(text, tiny, tmp_path):
+    changes = {"train.steps": 600, "checkpoint.every_steps": 50, "evaluate.every_steps": 200}
+    program = (
+        "import sys, rung; from rung.run.training import train;"
+        f"train([{str(text)!r}], rung.Config(), {_differences(tiny) | changes!r}, run=sys.argv[1])"
+    )
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen([sys.executable, "-c", program, killed], stderr=subprocess.DEVNULL, env=_environment())
+    log = killed / "metrics.jsonl"
+    while not (log.exists() and b'"step": 170,' in log.read_bytes()):
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    resume(killed, say=quietly)
+    train([text], tiny, changes, run=whole, say=quietly)
+    assert told(killed) == told(whole)
+    assert same_state(killed, whole, 600)
+    assert same_weights(killed, whole)
+
+
+def _differences(tiny):
+    from rung.config import Config, differences
+
+    return {path: value for path, (_, value) in differences(Config(), tiny).items()}
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+
+
+# Runs that are done
+
+
+@pytest.fixture
+def done(undisturbed, tmp_path) -> Path:
+    """A copy of a run that is done."""
+    return Path(shutil.copytree(undisturbed["run"], tmp_path / "done"))
+
+
+def test_a_run_that_is_done_says_so_and_gives_its_result(done, undisturbed):
+    before = (done / "metrics.jsonl").read_bytes(), (done / "checkpoints/12").stat().st_mtime_ns
+    said: list[str] = []
+    result = resume(done, say=said.append)
+    assert "is done: 12 steps" in said[0]
+    assert {**result, "run": ""} == pytest.approx({**undisturbed, "run": ""})
+    assert ((done / "metrics.jsonl").read_bytes(), (done / "checkpoints/12").stat().st_mtime_ns) == before
+
+
+def test_damaged_weights_are_written_again(done, undisturbed):
+    (done / "model.safetensors").write_bytes(b"\1\2\3")
+    resume(done, say=quietly)
+    assert load_file(done / "model.safetensors").keys() == load_file(f"{undisturbed['run']}/model.safetensors").keys()
+
+
+def test_a_run_can_be_made_longer_and_not_shorter(done):
+    config = (done / "config.toml").read_text(encoding="utf-8")
+    for steps in (5, 0, -3):
+        with pytest.raises(RungError, match=r"has done 12 steps|train\.steps is -3|no length"):
+            resume(done, steps, say=quietly)
+        assert (done / "config.toml").read_text(encoding="utf-8") == config
+    said: list[str] = []
+    result = resume(done, 15, say=said.append)
+    assert "train.steps 12 -> 15" in said[0]
+    assert result["steps"] == 15
+    assert [step for step, *_ in told(done)[0]] == list(range(1, 16))
+    assert "steps = 15" in (done / "config.toml").read_text(encoding="utf-8")
+
+
+# What is refused
+
+
+def test_another_text_tokenizer_or_store_is_refused(done, train_tiny, tmp_path):
+    from rung.config import DataConfig
+    from rung.run.store import build
+    from rung.tokens.tokenizer import Tokenizer
+
+    other = tmp_path / "other.txt"
+    other.write_text("another text " * 100)
+    tokens, aside = done / "tokens", tmp_path / "aside"
+    tokens.rename(aside)
+    build([str(other)], done / "tokenizer.json", tokens, DataConfig(), say=quietly)
+    with pytest.raises(RungError, match="is not the token store that"):
+        resume(done, 15, say=quietly)
+    shutil.rmtree(tokens)
+    with pytest.raises(RungError, match="no token store"):
+        resume(done, 15, say=quietly)
+    aside.rename(tokens)
+
+    from rung.config import TokenizerConfig
+    from rung.corpus.documents import Document
+
+    Tokenizer.train([Document("x", iter(["abc"]))], TokenizerConfig(kind="char")).save(done / "tokenizer.json")
+    with pytest.raises(RungError, match=r"tokenizer.json is not the tokenizer that"):
+        resume(done, 15, say=quietly)
+
+
+def test_a_folder_that_was_tampered_with_is_refused_in_a_line(done):
+    config = (done / "config.toml").read_text(encoding="utf-8")
+    (done / "config.toml").write_text(config.replace("d_ff = 128", "d_ff = 64"), encoding="utf-8")
+    with pytest.raises(RungError, match=r"newest checkpoint of .* cannot be restored") as refused:
+        resume(done, 15, say=quietly)
+    assert "config.toml was edited" in refused.value.hint
+    (done / "config.toml").write_text("d_ff = [", encoding="utf-8")
+    with pytest.raises(RungError, match="is not TOML"):
+        resume(done, say=quietly)
+    (done / "config.toml").write_text(config, encoding="utf-8")
+
+    data = (done / "data.json").read_text(encoding="utf-8")
+    for text in ("{", "[]", "{}"):
+        (done / "data.json").write_text(text, encoding="utf-8")
+        with pytest.raises(RungError, match=r"data\.json"):
+            resume(done, say=quietly)
+    (done / "data.json").unlink()
+    with pytest.raises(RungError, match=r"data\.json is missing"):
+        resume(done, say=quietly)
+    (done / "data.json").write_text(data, encoding="utf-8")
+
+    shutil.rmtree(done / "checkpoints")
+    with pytest.raises(RungError, match="no whole checkpoint"):
+        resume(done, say=quietly)
+
+
+def test_what_is_no_run_is_refused(tmp_path, done):
+    with pytest.raises(RungError, match="no run folder") as refused:
+        resume(done.parent / "dome", say=quietly)
+    assert "did you mean" in refused.value.hint
+    with pytest.raises(RungError, match=r"is not a run: it has no config\.toml"):
+        resume(tmp_path, say=quietly)
