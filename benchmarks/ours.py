@@ -6,6 +6,10 @@ and each step's metrics are read while the next one runs.
 
 from __future__ import annotations
 
+from rung.host import keep_freed_memory
+
+keep_freed_memory()  # as the command line does, before anything starts a thread
+
 import argparse
 import json
 import sys

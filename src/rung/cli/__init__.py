@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rung.errors import RungError, nearest
+from rung.host import keep_freed_memory
 
 COMMANDS = {
     "demo": "train on six novels of Jane Austen and write a report: the whole of Rung in minutes",
@@ -69,6 +70,7 @@ def _dispatch(arguments: list[str]) -> int:
     name = arguments[0]
     if name not in COMMANDS:
         raise RungError(f"unknown command {name!r}", nearest(name, COMMANDS))
+    keep_freed_memory()
     # Text in and out is UTF-8 whatever the locale says.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

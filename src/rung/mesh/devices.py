@@ -9,7 +9,6 @@ import jax
 
 from rung.config import MeshConfig
 from rung.errors import RungError
-from rung.mesh.host import keep_freed_memory
 
 
 def make_mesh(config: MeshConfig) -> jax.sharding.Mesh:
@@ -33,8 +32,6 @@ def make_mesh(config: MeshConfig) -> jax.sharding.Mesh:
             f"mesh {named} needs {size} devices, and there are {len(devices)} ({devices[0].platform})",
             f"use --mesh data={len(devices)}, or on a CPU set XLA_FLAGS=--xla_force_host_platform_device_count={size}",
         )
-    if devices[0].platform == "cpu":
-        keep_freed_memory()
     axis_types = (jax.sharding.AxisType.Auto,) * len(shape)
     return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=axis_types, devices=devices[:size])
 
