@@ -43,16 +43,17 @@ class FlaxModel:
         self._decay = decay
         self._segments = segments
         abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-        self._graph, self._parameters, self._streams, others = nnx.split(abstract, nnx.Param, nnx.RngState, ...)
+        parts: Any = nnx.split(abstract, nnx.Param, nnx.RngState, ...)
+        self._graph, self._parameters, self._streams, others = parts
         for path, variable in nnx.to_flat_state(others):
             raise RungError(
                 f"the Flax module has a variable that is no parameter: {_name(path)} ({type(variable).__name__})",
                 "only parameters and random streams are carried through training",
             )
-        for path, shape in _by_path(self._parameters).items():
-            if not jnp.issubdtype(shape.dtype, jnp.floating):
+        for name, value in _by_path(self._parameters).items():
+            if not jnp.issubdtype(value.dtype, jnp.floating):
                 raise RungError(
-                    f"parameter {path} of the Flax module is {shape.dtype}", "parameters are floating point"
+                    f"parameter {name} of the Flax module is {value.dtype}", "parameters are floating point"
                 )
 
     def weights(self) -> WeightTable:
