@@ -84,6 +84,8 @@ class Parser(argparse.ArgumentParser):
             following = words[place + 1] if place + 1 < len(words) else ""
             if action is not None and action.nargs == "?" and not _OPTIONAL_VALUE.fullmatch(following):
                 yield f"{word}={action.const}"
+            elif word.startswith("--") and word.endswith("=--"):  # which argparse would drop
+                yield f"{word[:-2]}{_MARK}--"
             elif action is None and re.match("-[^-]", word):
                 yield _MARK + word
             else:

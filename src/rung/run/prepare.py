@@ -20,7 +20,7 @@ from rung.errors import RungError
 from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
 from rung.run.choose import choose
-from rung.run.folder import CONFIG, TOKENIZER, TOKENS
+from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS
 from rung.run.tokens import is_tokens, open_tokens
 from rung.tokens.store import TokenStore, build_store
 from rung.tokens.tokenizer import Tokenizer, umask
@@ -66,7 +66,7 @@ def prepare(
     files = corpus_sources.resolve(sources)
     total = sum(source.size for source in files)
     config = _adapted(base if base is not None else _chosen(total, changes, say), changes, say)
-    settings.resolve(config)
+    _check(config)
     tokenizer = make_tokenizer(files, config, say)
     with track(total, "tokenizing") as on_progress:
         store = build_store(files, tokenizer, folder / TOKENS, config.data, on_progress=on_progress)
@@ -119,11 +119,16 @@ def finish_config(config: Config, tokenizer: Tokenizer, store: TokenStore, say: 
     return settings.resolve(settings.override(config, changes))
 
 
+def _check(config: Config) -> None:
+    """Find contradictions, and what is missing, before any work."""
+    settings.resolve(config)
+    if not (config.train.steps or config.train.tokens or config.train.epochs):
+        raise RungError("the run has no length", "give --steps, --tokens or --epochs")
+
+
 def _steps(config: Config, train_tokens: int, tokens_per_step: int, say: Say) -> int:
     train = config.train
-    tokens = train.tokens or round(train.epochs * train_tokens)
-    if not train.steps and not tokens:
-        raise RungError("the run has no length", "give --steps, --tokens or --epochs")
+    tokens = train.tokens or max(1, round(train.epochs * train_tokens))
     steps = train.steps or steps_of(tokens, tokens_per_step)
     say(
         f"{steps:,} steps of {train.batch_size} x {tokens_per_step // train.batch_size} tokens: "
@@ -175,7 +180,7 @@ def _from_tokens(path: Path, base: Config | None, changes: Mapping[str, Any], fo
     made = {"tokenizer.vocab_size": tokenizer.vocab_size, **_data_settings(store)}
     changes = {**changes, **made}
     config = _adapted(base if base is not None else _chosen(store.text_bytes, changes, say), changes, say)
-    settings.resolve(config)
+    _check(config)
     tokenizer.save(folder / TOKENIZER)
     return Prepared(finish_config(config, tokenizer, store, say), tokenizer, store)
 
@@ -236,7 +241,7 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
 def _check_free(path: Path, overwrite: bool) -> None:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
-    is_run = (path / CONFIG).is_file()
+    is_run = all((path / name).is_file() for name in (CONFIG, ENVIRONMENT))
     if not overwrite:
         continues = f"continue it with `rung resume {path}`, or give --overwrite or --run"
         raise RungError(f"{path} exists already", continues if is_run else "choose another place with --run")
