@@ -266,6 +266,10 @@ def from_dict(values: Mapping[str, Any], base: Config | None = None, where: str 
     Raises:
         RungError: an unknown field (the hint names the nearest), or a value of another type.
     """
+    parts = {path.split(".")[0] for path, _ in fields(Config)}
+    for name in values:
+        if name not in parts:
+            raise RungError(f"{where}: unknown setting {name!r}", nearest(name, parts))
     return override(base or Config(), dict(_leaves(values)), where)
 
 
@@ -381,6 +385,10 @@ def resolve(config: Config) -> Config:
             f"take d_model {_round_up(model.d_model, model.n_heads)}, or set model.d_head",
         )
     d_head = model.d_head or model.d_model // model.n_heads
+    if d_head == 0:
+        raise RungError(
+            f"model.d_model {model.d_model} is below model.n_heads {model.n_heads}", "take fewer heads, or set model.d_head"
+        )
     n_kv_heads = model.n_kv_heads or model.n_heads
     if model.n_heads % n_kv_heads:
         raise RungError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -93,14 +94,17 @@ def _losses(logits_BtV, targets_Bt):
 def _over_chunks(add, carry, x_BTD, targets_BT, vocab_size):
     """Scan ``add`` over chunks of positions (the batch stays whole, and so stays split over devices)."""
     B, T, D = x_BTD.shape
-    n_chunks = next(
-        n for n in range(1, T + 1) if T % n == 0 and (n == T or B * (T // n) * vocab_size * 4 <= _CHUNK_BYTES)
-    )
-    if n_chunks == 1:
+    n_chunks = min(T, math.ceil(B * T * vocab_size * 4 / _CHUNK_BYTES))
+    if n_chunks <= 1:
         return add(carry, (x_BTD, targets_BT))
-    x_CBtD = jnp.moveaxis(x_BTD.reshape(B, n_chunks, T // n_chunks, D), 1, 0)
-    targets_CBt = jnp.moveaxis(targets_BT.reshape(B, n_chunks, T // n_chunks), 1, 0)
+    size = -(-T // n_chunks)
+    n_chunks = -(-T // size)
+    padding = n_chunks * size - T
+    x_BTD = jnp.pad(x_BTD, ((0, 0), (0, padding), (0, 0)))
+    targets_BT = jnp.pad(targets_BT, ((0, 0), (0, padding)), constant_values=IGNORED)
+    x_CBtD = jnp.moveaxis(x_BTD.reshape(B, n_chunks, size, D), 1, 0)
+    targets_CBt = jnp.moveaxis(targets_BT.reshape(B, n_chunks, size), 1, 0)
     carry, outputs = jax.lax.scan(add, carry, (x_CBtD, targets_CBt))
     if outputs is not None:
-        outputs = jnp.moveaxis(outputs, 0, 1).reshape(x_BTD.shape)
+        outputs = jnp.moveaxis(outputs, 0, 1).reshape(x_BTD.shape)[:, :T]
     return carry, outputs

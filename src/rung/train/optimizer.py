@@ -9,10 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 
 from rung.config import TrainConfig
+from rung.errors import RungError
 from rung.model.weights import Tree, Weight, WeightTable, flatten, unflatten
+
+_MUON_MOMENTUM = 0.95
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_NEWTON_SCHULZ_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,12 @@ def make_optimizer(table: WeightTable, config: TrainConfig) -> Optimizer:
     AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101. Muon: Jordan et al. 2024, for the hidden matrices, scaled by
     sqrt(max(1, outputs / inputs)); embeddings, the output layer, norms and biases stay with AdamW. Weight decay acts on
     the weights whose table entry says so.
+
+    Raises:
+        RungError: Muon for a model without hidden matrices.
     """
+    if config.optimizer == "muon" and not any(weight.hidden for weight in table):
+        raise RungError("train.optimizer is muon, and the model has no hidden matrices", "take adamw")
     hidden = [weight for weight in table if weight.hidden and config.optimizer == "muon"]
     rest = [weight for weight in table if weight not in hidden]
     groups = {"adamw": Group(_paths(rest), _adamw(rest, config), config.learning_rate)}
@@ -72,18 +81,45 @@ def _adamw(weights: list[Weight], config: TrainConfig) -> optax.GradientTransfor
 
 
 def _muon(weights: list[Weight], config: TrainConfig) -> optax.GradientTransformation:
-    dimensions = {
-        weight.path: optax.contrib.MuonDimensionNumbers(
-            reduction_axis=tuple(range(len(weight.shape) - weight.n_inputs, len(weight.shape))),
-            output_axis=tuple(range(len(weight.shape) - weight.n_inputs)),
-        )
-        for weight in weights
-    }
     return optax.chain(
-        optax.contrib.scale_by_muon(weight_dimension_numbers=dimensions),
+        optax.trace(_MUON_MOMENTUM, nesterov=True),
+        optax.stateless(lambda updates, _: _orthogonal(updates, weights)),
         _scaled_by_shape(weights),
         _decay(weights, config),
     )
+
+
+def _orthogonal(updates: dict[str, jax.Array], weights: list[Weight]) -> dict[str, jax.Array]:
+    """Return each matrix with its singular values brought to about 1.
+
+    Matrices of one shape are stacked and go through the iteration together: a few large products are faster than many
+    small ones.
+    """
+    stacks: dict[tuple[int, int], list[Weight]] = {}
+    for weight in weights:
+        stacks.setdefault((weight.size // weight.fan_in, weight.fan_in), []).append(weight)
+    result = {}
+    for shape, members in stacks.items():
+        stack = jnp.stack([updates[weight.path].reshape(shape) for weight in members])
+        for weight, matrix in zip(members, newton_schulz(stack), strict=True):
+            result[weight.path] = matrix.reshape(weight.shape)
+    return result
+
+
+def newton_schulz(stack: jax.Array) -> jax.Array:
+    """Return a stack of matrices [n, rows, columns] with singular values brought to about 1 (within 0.7 to 1.2).
+
+    A quintic Newton-Schulz iteration whose coefficients favour a steep slope at 0 over convergence to exactly 1, as in
+    Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+    """
+    a, b, c = _NEWTON_SCHULZ
+    wide = stack.shape[1] <= stack.shape[2]
+    x = stack if wide else jnp.swapaxes(stack, 1, 2)
+    x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + 1e-7)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        square = jnp.einsum("nij,nkj->nik", x, x)
+        x = a * x + (b * square + c * square @ square) @ x
+    return x if wide else jnp.swapaxes(x, 1, 2)
 
 
 def _scaled_by_shape(weights: list[Weight]) -> optax.GradientTransformation:

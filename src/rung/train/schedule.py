@@ -20,7 +20,7 @@ def rate_factor(config: TrainConfig, steps: int, tokens_per_step: int) -> Callab
     """Return the function from step (0 to ``steps - 1``) to learning rate over peak rate, in [0, 1].
 
     Warm-up of W steps is linear: (step + 1) / W, so that the first step already learns and step W - 1 is at the peak.
-    What follows reaches ``final_learning_rate_ratio`` exactly at the last step, ``steps - 1``: ``cosine`` and
+    What follows, where steps are left, reaches ``final_learning_rate_ratio`` exactly at the last, ``steps - 1``: ``cosine`` and
     ``linear`` from the end of the warm-up, ``wsd`` from ``decay_steps`` before the end; ``constant`` stays at the peak.
     Beyond the last step the rate stays what it was there.
 
@@ -31,7 +31,7 @@ def rate_factor(config: TrainConfig, steps: int, tokens_per_step: int) -> Callab
     warmup = (
         config.warmup_steps
         or steps_of(config.warmup_tokens, tokens_per_step)
-        or math.ceil(config.warmup_fraction * steps)
+        or math.ceil(config.warmup_fraction * steps - 1e-9)  # 0.07 * 100 is a little over 7
     )
     final = config.final_learning_rate_ratio
     decay_begins = warmup
