@@ -1,7 +1,7 @@
 """Our side of a benchmark: a preset trained in rounds, on request, with the protocol of ``peer_torch.py --rounds``.
 
-Everything that a run does for a step is in the time: the batch is read, placed and prefetched as ``rung train`` does it,
-and each step's metrics are read while the next one runs.
+Everything that a run does for a step is in the time: the batch is read, placed and prefetched as ``rung train`` does
+it, and each step's metrics are read while the next one runs.
 """
 
 from __future__ import annotations

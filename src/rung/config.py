@@ -387,7 +387,8 @@ def resolve(config: Config) -> Config:
     d_head = model.d_head or model.d_model // model.n_heads
     if d_head == 0:
         raise RungError(
-            f"model.d_model {model.d_model} is below model.n_heads {model.n_heads}", "take fewer heads, or set model.d_head"
+            f"model.d_model {model.d_model} is below model.n_heads {model.n_heads}",
+            "take fewer heads, or set model.d_head",
         )
     n_kv_heads = model.n_kv_heads or model.n_heads
     if model.n_heads % n_kv_heads:

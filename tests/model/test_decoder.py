@@ -256,5 +256,5 @@ def test_more_tokens_than_positions_is_a_mistake():
 
 def test_flops_of_gpt2_small():
     # Per token: 6 x (12 layers x 12 x 768^2 + 50257 x 768) for the products, and 12 x 12 x 768 x 1024 for attention.
-    model = Decoder(resolve(preset("gpt2-small")).model)
+    model = Decoder(resolve(override(preset("gpt2-small"), {"model.vocab_size": 50257})).model)
     assert model.flops_per_token() == 6 * (12 * 12 * 768**2 + 50257 * 768) + 12 * 12 * 768 * 1024

@@ -18,7 +18,7 @@ from rung.model.weights import abstract, flatten, initialize, map_table, paramet
 def table_of(name, vocab_size=0, **changes):
     config = override(preset(name), {f"model.{field}": value for field, value in changes.items()})
     model = resolve(config).model
-    return Decoder(dataclasses.replace(model, vocab_size=model.vocab_size or vocab_size)).weights()
+    return Decoder(dataclasses.replace(model, vocab_size=vocab_size or config.tokenizer.vocab_size)).weights()
 
 
 @pytest.mark.parametrize(

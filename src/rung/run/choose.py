@@ -14,10 +14,13 @@ _LARGEST_VOCABULARY = 32768
 LENGTHS = ("train.steps", "train.tokens", "train.epochs")
 _STEP_SETTINGS = ("train.batch_size", "model.context_length")
 _VOCABULARY_SETTINGS = ("tokenizer.vocab_size", "tokenizer.kind", "tokenizer.file")
+_HELD_OUT_SETTINGS = ("data.validation", "data.validation_fraction")
 
 _BYTES_PER_TOKEN = 3.0  # rough, for vocabularies of this size; the length of a run is not critical
 _MOST_EPOCHS = 8.0  # past this a model of this size repeats the text more than it learns from it
 _FEWEST_STEPS = 200  # below this even a short text is not learned
+_MOST_STEPS = 2000  # some ten minutes on two cores; who wants more asks for it
+_MOST_HELD_OUT = 300e3  # bytes: a validation reads all of them, and should stay short beside the training between
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,17 @@ def choose(text_bytes: int, platform: str, given: Mapping[str, Any]) -> tuple[Co
     if not any(path in given for path in LENGTHS):
         sized = override(config, {path: value for path, value in given.items() if path in _STEP_SETTINGS})
         steps_per_epoch = text_bytes / _BYTES_PER_TOKEN / (sized.train.batch_size * sized.model.context_length)
-        steps = int(min(config.train.steps, max(_FEWEST_STEPS, _MOST_EPOCHS * steps_per_epoch)))
+        steps = int(min(_MOST_STEPS, max(_FEWEST_STEPS, _MOST_EPOCHS * steps_per_epoch)))
         reason = f"about {steps / max(steps_per_epoch, 1e-9):.1f} passes over the text"
         choices.append(Choice("train.steps", steps, reason))
+    if (
+        not any(path in given for path in _HELD_OUT_SETTINGS)
+        and text_bytes * config.data.validation_fraction > _MOST_HELD_OUT
+    ):
+        fraction = round(_MOST_HELD_OUT / text_bytes, 6)
+        choices.append(
+            Choice("data.validation_fraction", fraction, "some 0.3 MB held out, which a validation reads quickly")
+        )
     changes = {choice.path: choice.value for choice in choices if choice.path != "preset"}
-    # The run is named for its text.
-    return override(config, {**changes, "name": ""}), choices
+    # The run is named for its text, and validated ten times whatever its length.
+    return override(config, {**changes, "name": "", "evaluate.every_steps": 0}), choices

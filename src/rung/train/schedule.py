@@ -20,9 +20,9 @@ def rate_factor(config: TrainConfig, steps: int, tokens_per_step: int) -> Callab
     """Return the function from step (0 to ``steps - 1``) to learning rate over peak rate, in [0, 1].
 
     Warm-up of W steps is linear: (step + 1) / W, so that the first step already learns and step W - 1 is at the peak.
-    What follows, where steps are left, reaches ``final_learning_rate_ratio`` exactly at the last, ``steps - 1``: ``cosine`` and
-    ``linear`` from the end of the warm-up, ``wsd`` from ``decay_steps`` before the end; ``constant`` stays at the peak.
-    Beyond the last step the rate stays what it was there.
+    What follows, where steps are left, reaches ``final_learning_rate_ratio`` exactly at the last, ``steps - 1``:
+    ``cosine`` and ``linear`` from the end of the warm-up, ``wsd`` from ``decay_steps`` before the end; ``constant``
+    stays at the peak. Beyond the last step the rate stays what it was there.
 
     Args:
         steps: length of the run.
