@@ -1,8 +1,8 @@
 """Character-level Shakespeare, side by side: plain PyTorch and two of our presets, trained in turns to the end.
 
 Each program trains its whole recipe on ``tinyshakespeare.txt`` in rounds, one after another, so that a slow minute of
-the machine is shared by all. Wall time is everything from the first step to the last, compilation included. The loss at the
-end is the mean over every target of the last tenth of the text. Run it on a quiet machine:
+the machine is shared by all. Wall time is everything from the first step to the last, compilation included. The loss
+at the end is the mean over every target of the last tenth of the text. Run it on a quiet machine:
 
     .venv/bin/python benchmarks/shakespeare.py
 
