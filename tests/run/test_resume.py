@@ -177,9 +177,13 @@ def test_another_text_tokenizer_or_store_is_refused(done, train_tiny, tmp_path):
 def test_a_folder_that_was_tampered_with_is_refused_in_a_line(done):
     config = (done / "config.toml").read_text(encoding="utf-8")
     (done / "config.toml").write_text(config.replace("d_ff = 128", "d_ff = 64"), encoding="utf-8")
-    with pytest.raises(RungError, match=r"newest checkpoint of .* cannot be restored") as refused:
+    with pytest.raises(RungError, match=r"is \(\d+(, \d+)*\), and config\.toml makes it \(") as refused:
         resume(done, 15, say=quietly)
-    assert "config.toml was edited" in refused.value.hint
+    assert "put config.toml back" in refused.value.hint
+    muon = config.replace('optimizer = "adamw"', 'optimizer = "muon"')
+    (done / "config.toml").write_text(muon, encoding="utf-8")
+    with pytest.raises(RungError, match=r"newest checkpoint of .* cannot be restored"):
+        resume(done, 15, say=quietly)
     (done / "config.toml").write_text("d_ff = [", encoding="utf-8")
     with pytest.raises(RungError, match="is not TOML"):
         resume(done, say=quietly)

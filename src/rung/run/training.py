@@ -235,6 +235,7 @@ class _Training:
             RungError: checkpoints are gone, or do not fit the config.
         """
         path, steps = self.run.path, self.config.train.steps
+        self._check_shapes()
         try:
             state, progress = checkpoints.restore(state)
         except RungError:
@@ -252,6 +253,16 @@ class _Training:
         if progress.step > steps or (lengthened and progress.step == steps):
             raise RungError(f"{path} has done {progress.step:,} steps, and {steps:,} are asked", "ask for more steps")
         return state, progress
+
+    def _check_shapes(self) -> None:
+        """Refuse a config that was edited into another model, before Orbax begins to read what will not fit."""
+        expected = {weight.path: weight.shape for weight in self.model.weights()}
+        for name, shape in _read_shapes(self.run.path / WEIGHTS).items():
+            if shape != expected.get(name):
+                raise RungError(
+                    f"{self.run.path}: weight {name} is {shape}, and {CONFIG} makes it {expected.get(name, 'none')}",
+                    f"put {CONFIG} back as it was, or train a new run",
+                )
 
     def _done(self, state: Any, progress: Progress) -> dict[str, Any]:
         """Return the result of a run that had been done before, as its log has it."""
@@ -354,6 +365,17 @@ class _Training:
             "seconds": progress.seconds,
             "stopped": stopped,
         }
+
+
+def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights in a file; none where it is missing or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return {}
 
 
 def _refuse_own(sources: Sequence[str], folder: Path) -> None:
