@@ -74,7 +74,7 @@ def train(
         changes: settings changed in it, ``{"model.d_model": 256}``.
         run: the run folder; ``None``: ``runs/<name>``, the name being the config's, or that of the first source.
         overwrite: replace a run that is there.
-        profile: first and last step of a profiler trace, which goes to ``profile/`` in the run folder.
+        profile: first and last step of a profiler trace, counted from 1, which goes to ``profile/`` in the run folder.
         say: told what is chosen and done; ``None``: standard error.
 
     Returns:
@@ -386,9 +386,9 @@ def _refuse_own(sources: Sequence[str], folder: Path) -> None:
 
 
 def _check_profile(profile: tuple[int, int] | None, steps: int) -> None:
-    if profile and not 0 <= profile[0] <= profile[1] < steps:
+    if profile and not 1 <= profile[0] <= profile[1] <= steps:
         raise RungError(
-            f"steps {profile[0]} to {profile[1]} are to be profiled, and the run has steps 0 to {steps - 1}",
+            f"steps {profile[0]} to {profile[1]} are to be profiled, and the run has steps 1 to {steps}",
             "choose steps within the run, as --profile 10:20",
         )
 

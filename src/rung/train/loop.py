@@ -61,7 +61,7 @@ class Loop:
         max_skipped: non-finite updates in a row that end the run.
         should_stop: asked after every step; a reason ends the run early, after a save.
         steps_per_epoch: for the log.
-        profile: steps to trace with the profiler, first and last, and where to write the trace.
+        profile: steps to trace with the profiler, first and last, counted from 1, and where to write the trace.
         on_divergence: called with the step whose update was the last of too many skipped.
     """
 
@@ -123,7 +123,7 @@ class Loop:
                     if stop is not None:
                         self._reason = stop
                         break
-        self._profile(self.steps, state)
+        self._profile(self._progress.step, state, at_end=True)
         return state
 
     def _due(self, done: int) -> bool:
@@ -227,19 +227,19 @@ class Loop:
             path = self.checkpoints.save(state, self._progress)
             self.emit(events.Saved(self._progress.step, str(path)))
 
-    def _profile(self, number: int, state: State) -> None:
-        """Start the profiler before the first step of its range and stop it after the last."""
+    def _profile(self, done: int, state: State, at_end: bool = False) -> None:
+        """After ``done`` steps, start the profiler if the next is the first of its range, stop it after the last."""
         if self.profile is None:
             return
         first, last, folder = self.profile
-        if number == first:
+        if done == first - 1 and not at_end:
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(folder))
-        elif number == last + 1 or (number == self.steps and first < number):
+        elif first <= done and (done == last or at_end):
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
             self.profile = None
-            self.emit(events.Note(number, f"profile of steps {first} to {number - 1} written to {folder}"))
+            self.emit(events.Note(done, f"profile of steps {first} to {done} written to {folder}"))
 
 
 class _Prefetch:
