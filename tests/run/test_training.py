@@ -27,7 +27,7 @@ def test_a_run_folder_has_what_the_formats_say(undisturbed):
     names = {path.name for path in run.path.iterdir()}
     assert names == {
         *("config.toml", "environment.json", "data.json", "tokenizer.json", "tokens", "metrics.jsonl", "samples.jsonl"),
-        *("checkpoints", "latest", "best", "model.safetensors", "report.html", "loss.png"),
+        *("checkpoints", "latest", "best", "model.safetensors", "report.html", "loss.png", "lock"),
     }
     assert (run.path / "latest").read_text() == "12\n"
     config = tomllib.loads((run.path / "config.toml").read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ def test_the_result_is_what_the_log_says(undisturbed):
 
 def test_the_weights_to_use_are_those_of_the_best_validation(undisturbed, train_tiny, tmp_path):
     with safe_open(Run(undisturbed["run"]).path / "model.safetensors", "numpy") as file:
-        metadata = file.metadata()
+        metadata = json.loads(file.metadata()["rung"])
     best = min(told(Run(undisturbed["run"]).path)[1], key=lambda evaluation: evaluation[2])
     assert int(metadata["step"]) == best[0]
     assert float(metadata["validation_loss"]) == pytest.approx(best[2], abs=1e-6)

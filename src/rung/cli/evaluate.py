@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rung.cli.flags import Parser, print_result
+from rung.errors import RungError
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -14,12 +15,14 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--text", action="append", default=[], metavar="FILE", help="a text instead of the run's own split"
     )
-    parser.add_argument("--split", default="validation", help="a split of the run's tokens (default: validation)")
+    parser.add_argument("--split", metavar="NAME", help="a split of the run's tokens (default: validation)")
     parsed = parser.parse_args(arguments)
+    if parsed.text and parsed.split:
+        raise RungError("both --text and --split are given", "a text is evaluated whole; keep one of them")
 
     from rung.run.use import evaluate
 
-    held_out = evaluate(parsed.run, parsed.text, parsed.split)
+    held_out = evaluate(parsed.run, parsed.text, parsed.split or "validation")
     result = {
         "loss": held_out.loss,
         "perplexity": held_out.perplexity,

@@ -30,10 +30,14 @@ def run(arguments: Sequence[str]) -> int:
     )
     add_settings(parser, GenerateConfig, {})
     parsed = parser.parse_args(arguments)
-    settings = checked(GenerateConfig(**given_settings(parsed, GenerateConfig)))
+    given = given_settings(parsed, GenerateConfig)
+    settings = checked(GenerateConfig(**given))
     top = parsed.show_probabilities
     if top is not None and (top := typed("--show-probabilities", int, top)) < 1:
         raise RungError(f"--show-probabilities is {top}", "it must be at least 1")
+    if top is not None and given:
+        flags = " ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise RungError(f"--show-probabilities generates nothing, and {flags} is about generating", "leave one out")
     prompt = standard_input() if parsed.prompt == "-" else as_text("the prompt", parsed.prompt)
 
     from rung.run.folder import Run

@@ -70,31 +70,36 @@ def _train(arguments: Sequence[str]) -> int:
 
 
 def _encode(arguments: Sequence[str]) -> int:
-    tokenizer = _loaded("tokenizer encode", ACTIONS["encode"], arguments)
-    sys.stdout.write(" ".join(map(str, tokenizer.encode(standard_input()).tolist())) + "\n")
+    tokenizer, as_json = _loaded("tokenizer encode", ACTIONS["encode"], arguments)
+    ids = tokenizer.encode(standard_input()).tolist()
+    print_result({"ids": ids}, as_json, "" if as_json else " ".join(map(str, ids)) or " ")
     return 0
 
 
 def _decode(arguments: Sequence[str]) -> int:
-    tokenizer = _loaded("tokenizer decode", ACTIONS["decode"], arguments)
+    tokenizer, as_json = _loaded("tokenizer decode", ACTIONS["decode"], arguments)
     words = standard_input().split()
     for word in words:
         if not re.fullmatch("[0-9]{1,18}", word):
             raise RungError(f"standard input: {word[:40]!r} is no token id", "give ids separated by spaces")
+    ids = [int(word) for word in words]
+    if as_json:
+        print_result({"text": tokenizer.decode(ids)}, as_json, "")
+        return 0
     # Bytes, so that what was encoded comes back as it was, to the last line end.
-    sys.stdout.buffer.write(tokenizer.decode_bytes([int(word) for word in words]))
+    sys.stdout.buffer.write(tokenizer.decode_bytes(ids))
     sys.stdout.buffer.flush()
     return 0
 
 
-def _loaded(command: str, description: str, arguments: Sequence[str]) -> Tokenizer:
+def _loaded(command: str, description: str, arguments: Sequence[str]) -> tuple[Tokenizer, bool]:
     parser = Parser(command, description)
     _add_tokenizer(parser)
     parsed = parser.parse_args(arguments)
 
     from rung.tokens.tokenizer import Tokenizer
 
-    return Tokenizer.load(parsed.tokenizer, allow_lossy=parsed.allow_lossy)
+    return Tokenizer.load(parsed.tokenizer, allow_lossy=parsed.allow_lossy), parsed.json
 
 
 def _show(arguments: Sequence[str]) -> int:

@@ -30,4 +30,7 @@ def base_of(parsed: argparse.Namespace) -> Config | None:
 
 def changes_of(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return ``{path: value}`` of all settings given as flags."""
-    return given_settings(parsed) | (parse_mesh(parsed.mesh) if parsed.mesh else {})
+    given, mesh = given_settings(parsed), parse_mesh(parsed.mesh) if parsed.mesh else {}
+    for path in given.keys() & mesh.keys():
+        raise RungError(f"both --mesh and --{path} are given", "keep one of them")
+    return given | mesh

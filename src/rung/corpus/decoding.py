@@ -45,6 +45,14 @@ _SUGGESTIONS = (
     ("cp1252", re.compile("[\u00a0-\u00ff\u2013-\u2026\u20ac]"), 0.8),
 )
 
+# What a person is reminded of; any other text encoding of Python's works too.
+_COMMON = (
+    *("utf-8", "utf-16", "cp932", "shift_jis", "euc_jp", "gb18030", "big5", "euc_kr", "cp949"),
+    *("latin-1", "cp1252", "iso8859-15", "cp1251", "koi8-r", "cp1250", "cp1253", "cp1256", "tis-620"),
+)
+# Spellings of names and of source code, which are no encodings of files.
+_NOT_FOR_FILES = ("idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined")
+
 
 def text_chunks(source: Source, encoding: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[str]:
     """Yield the text of a file in chunks of at most 256 KiB of bytes; line endings stay as they are.
@@ -77,14 +85,12 @@ def text_chunks(source: Source, encoding: str, on_bytes: Callable[[int], None] |
 def check_encoding(encoding: str) -> None:
     """Raise a RungError when Python knows no text encoding of this name."""
     try:
-        known = codecs.lookup(encoding)._is_text_encoding  # the flag that bytes.decode itself looks at
+        codec = codecs.lookup(encoding)
+        known = codec._is_text_encoding and codec.name not in _NOT_FOR_FILES  # the flag bytes.decode looks at
     except (LookupError, ValueError):
         known = False
     if not known:
-        from encodings.aliases import aliases
-
-        names = {*aliases, *aliases.values()}
-        raise RungError(f"unknown encoding {encoding!r}", nearest(encoding, names) if encoding else "for example utf-8")
+        raise RungError(f"unknown encoding {encoding!r}", nearest(encoding, _COMMON))
 
 
 # Helpers
@@ -132,7 +138,7 @@ def _hint(sample: bytes) -> str:
             return f"it is a {kind} file; {way_out}"
     encoding = _suggestion(sample)
     if encoding:
-        return f"it decodes as {encoding}: try --encoding {encoding}"
+        return f"it would decode as {encoding}: if that is what it is, --encoding {encoding}"
     return "if it is text, name its encoding, for example --encoding cp932; if not, leave it out"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,12 +20,13 @@ def save_weights(path: str | Path, weights: Tree, metadata: Mapping[str, str]) -
     Args:
         path: of the file; an older one is replaced when the new one is whole.
         weights: nested dict of arrays; a tied matrix stands in it, and in the file, once.
-        metadata: texts for the file's header.
+        metadata: texts for the file's header, which holds them as one JSON object named ``rung``: so the same weights
+            are the same file, byte for byte.
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
     arrays = {name: np.ascontiguousarray(array) for name, array in flatten(weights).items()}
-    save_file(arrays, temporary, metadata=dict(metadata))
+    save_file(arrays, temporary, metadata={"rung": json.dumps(dict(metadata), sort_keys=True)})
     temporary.chmod(0o644)  # the library makes it private
     temporary.replace(path)
 
@@ -62,4 +64,4 @@ def read_metadata(path: str | Path) -> dict[str, str]:
     if not Path(path).exists():
         return {}
     with safe_open(path, framework="numpy") as file:
-        return dict(file.metadata() or {})
+        return dict(json.loads((file.metadata() or {}).get("rung", "{}")))

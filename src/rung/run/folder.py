@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 WEIGHTS = "model.safetensors"
 DATA = "data.json"
+LOCK = "lock"
 
 
 class Run:
@@ -34,6 +37,8 @@ class Run:
     """
 
     def __init__(self, path: str | Path):
+        if not str(path):
+            raise RungError("no run named", "name a run folder, such as runs/demo")
         self.path = Path(path)
         if not self.path.is_dir():
             raise RungError(f"no run folder {path}", _runs_near(self.path))
@@ -117,6 +122,33 @@ class Run:
         from rung.decode.generate import Generator
 
         return Generator(self.model, self.weights, vocab_size=self.tokenizer.vocab_size, end_id=self.tokenizer.end_id)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a run folder for one process that trains in it; the hold ends with the process, however that ends.
+
+    Raises:
+        RungError: another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: nothing is held
+        yield
+        return
+    with open(folder / LOCK, "a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            process = file.read().strip() or "another"
+            raise RungError(
+                f"{folder} is being trained by process {process}", "wait for it, or stop it with Ctrl-C and resume then"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
 
 def record_data(folder: Path, store: Any, tokenizer: Any, final: Path) -> None:

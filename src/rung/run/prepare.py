@@ -20,7 +20,7 @@ from rung.errors import RungError
 from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
 from rung.run.choose import choose
-from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS
+from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS, held
 from rung.run.tokens import is_tokens, open_tokens
 from rung.tokens.store import TokenStore, build_store
 from rung.tokens.tokenizer import Tokenizer, umask
@@ -55,6 +55,7 @@ def prepare(
     Raises:
         RungError: anything that is wrong with the config or the sources; contradictions before any work.
     """
+    _check_settled(changes)
     made = [source for source in sources if is_tokens(source)]
     if made and len(sources) > 1:
         raise RungError(
@@ -167,6 +168,16 @@ _SETTLED_IN_STORE = (*_SETTLED, "data.encoding", "data.separator", "data.validat
 _SETTLED_IN_FILE = (*_SETTLED, "data.encoding", "data.separator", "data.validation")
 
 
+def _check_settled(changes: Mapping[str, Any]) -> None:
+    """Refuse settings of a tokenizer beside the file of one."""
+    for name in _SETTLED:
+        if changes.get("tokenizer.file") and name in changes:
+            raise RungError(
+                f"{name} is {changes[name]!r}, and tokenizer.file is {changes['tokenizer.file']!r}",
+                f"a tokenizer that is made already has it settled: leave --{name.replace('_', '-')} out",
+            )
+
+
 def _from_tokens(path: Path, base: Config | None, changes: Mapping[str, Any], folder: Path, say: Say) -> Prepared:
     for name in _SETTLED_IN_FILE if path.is_file() else _SETTLED_IN_STORE:
         if name in changes:
@@ -247,6 +258,8 @@ def _check_free(path: Path, overwrite: bool) -> None:
         raise RungError(f"{path} exists already", continues if is_run else "choose another place with --run")
     if not is_run:
         raise RungError(f"{path} is not a run, so it is not overwritten", "choose another place with --run")
+    with held(path):  # refused while another process trains in it
+        pass
 
 
 def _publish(temporary: Path, real: Path) -> None:

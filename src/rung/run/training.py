@@ -38,6 +38,7 @@ from rung.run.folder import (
     WEIGHTS,
     Run,
     environment,
+    held,
     record_data,
     write_config,
 )
@@ -122,13 +123,12 @@ def resume(run: str | Path, steps: int | None = None, *, say: Say | None = None)
     """
     say = say or _to_standard_error
     opened = Run(run)
+    notes: list[str] = []
     if steps is not None and steps != opened.config.train.steps:
-        say(f"train.steps {opened.config.train.steps:,} -> {steps:,}; the schedule now ends there")
         changed, notes = settings.adapt(opened.config, {"train.steps": steps})
-        for note in notes:
-            say(note)
+        notes.insert(0, f"train.steps {opened.config.train.steps:,} -> {steps:,}; the schedule now ends there")
         opened.config = settings.resolve(changed)
-    return _Training(opened, make_mesh(opened.config.mesh), say, None).go(resumed=True)
+    return _Training(opened, make_mesh(opened.config.mesh), say, notes=notes).go(resumed=True)
 
 
 class Interrupted(RungError):
@@ -140,18 +140,26 @@ class Interrupted(RungError):
 class _Training:
     """One process's part in a run: builds what the loop calls, runs it, and reports."""
 
-    def __init__(self, run: Run, mesh: jax.sharding.Mesh, say: Say, profile: tuple[int, int] | None):
+    def __init__(
+        self,
+        run: Run,
+        mesh: jax.sharding.Mesh,
+        say: Say,
+        profile: tuple[int, int] | None = None,
+        notes: Sequence[str] = (),
+    ):
         self.run, self.mesh, self.say = run, mesh, say
         self.config: Config = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.store: TokenStore = run.store
         self.model = Decoder(self.config.model)
         self.profile = (*profile, run.path / "profile") if profile else None
+        self.notes = notes  # said when it is sure that training begins
         self.recent_losses: deque[float] = deque(maxlen=_TRAIN_LOSS_STEPS)
 
     def go(self, resumed: bool) -> dict[str, Any]:
         """Train to the end, or until a signal asks to stop; return the result."""
-        with _stop_on_signals() as stop:
+        with held(self.run.path), _stop_on_signals() as stop:
             try:
                 return self._go(resumed, stop)
             except KeyboardInterrupt:
@@ -342,6 +350,8 @@ class _Training:
     def _introduce(self, progress: Progress) -> None:
         model = self.config.model
         devices = self.mesh.devices.ravel()
+        for note in self.notes:
+            self.say(note)
         self.say(
             f"model: {parameter_count(self.model.weights()):,} parameters; {model.n_layers} layers, d_model "
             f"{model.d_model}, {model.n_heads} heads of {model.d_head}, context {model.context_length}; "
