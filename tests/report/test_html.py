@@ -1,11 +1,13 @@
 import html.parser
+import json
 import re
 
 import pytest
 
+from rung import config
 from rung.errors import RungError
 from rung.report.html import MOST_SAMPLES, write_report
-from rung.report.tables import grouped
+from rung.report.tables import config_table, environment_table, grouped
 
 VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 PARAMETERS = [
@@ -137,6 +139,60 @@ def test_headline_numbers_are_the_best_validation(write_run):
     assert "40 GFLOP/s achieved" in numbers
 
 
+@pytest.mark.parametrize(("steps", "said"), [(300, 100), (100, 99), (1, None)])
+def test_the_training_loss_is_the_mean_of_the_last_hundred_applied_steps(write_run, steps, said):
+    run = write_run(steps, samples=(), skip=(steps,))
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [event["loss"] for event in events if event["event"] == "step" and not event["skipped"]]
+    value, detail = headline(run, "Training loss")
+    if said is None:
+        assert (value, detail) == ("–", "no step was applied")
+    else:
+        assert (value, detail) == (f"{sum(losses[-100:]) / said:.3f}", f"mean of the last {said} steps")
+
+
+def test_the_training_loss_of_a_thin_log_says_so(write_run):
+    run = write_run(300, samples=())
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("log_every_steps = 1\n", "log_every_steps = 10\n"))
+    assert headline(run, "Training loss")[1] == "mean of the last 10 logged steps"
+
+
+def headline(run, name):
+    report = write_report(run).read_text()
+    found = re.search(rf'<dt>{name}</dt><dd><span class="value">(.*?)</span><span class="detail">(.*?)</span>', report)
+    return found.groups()
+
+
+def test_what_the_run_filled_in_is_not_marked_as_changed():
+    changes = {
+        "tokenizer.kind": "char", "model.vocab_size": 65, "model.norm": "rmsnorm", "train.steps": 60,
+        "evaluate.every_steps": 6, "sample.every_steps": 6, "checkpoint.every_steps": 7,
+    }  # fmt: skip
+    table = config_table(config.resolve(config.override(config.Config(), changes)))
+    sections = {section.partition("<")[0]: section for section in table.split("<h3>")}
+
+    def row(section, name):
+        return re.search(rf"<tr( class=changed)?[^>]*><th><code>{name}</code>.*?</tr>", sections[section])
+
+    for section, name in [("model", "vocab_size"), ("evaluate", "every_steps"), ("sample", "every_steps")]:
+        assert row(section, name)[1] is None
+        assert "derived" in row(section, name)[0]
+    assert row("checkpoint", "every_steps")[1]
+    assert "default: with every validation" in row("checkpoint", "every_steps")[0]
+    assert "default: from tokens or epochs" in row("train", "steps")[0]
+    assert "default: layernorm" in row("model", "norm")[0]
+    assert row("model", "norm_bias") is None  # RMSNorm has none
+    assert row("model", "rope_base") is None
+    assert row("model", "init_std")
+    assert re.sub("<[^>]*>", " ", row("mesh", "data")[0]).split() == ["data", "1", "device"]
+
+
+def test_versions_that_are_empty_are_left_out():
+    table = environment_table({"jax": "0.10.2", "xla_flags": "", "device": {"kind": None, "count": 0}})
+    assert re.findall("<th>(.*?)</th>", table) == ["jax", "device.count"]
+
+
 def test_tables_show_weights_settings_events_and_versions(write_run):
     run = write_run(10, skip=(4,))
     text = report(run).text
@@ -148,7 +204,7 @@ def test_tables_show_weights_settings_events_and_versions(write_run):
     source = (run / "report.html").read_text()
     changed = re.findall(r"<tr class=changed[^>]*><th><code>(\w+)</code>", source)
     assert changed == ["name", "d_model"]  # and not d_head, which follows from d_model
-    assert "default 256" in source
+    assert "default: 256" in source
 
 
 def test_alike_weights_share_a_row():

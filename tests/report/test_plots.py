@@ -42,6 +42,17 @@ def test_nothing_logged_is_still_a_picture(tmp_path):
     assert pixels(tmp_path / "loss.png").shape == (900, 1600, 3)
 
 
+@pytest.mark.parametrize("name", ["novel", "国 $x_$ \udc80\x00", "a b" * 500])
+def test_the_title_names_the_run(write_run, recwarn, name):
+    run = write_run(5)
+    metrics = read_metrics(run / "metrics.jsonl")
+    loss_curves(metrics, run / "without.png")
+    loss_curves(metrics, run / "loss.png", name)
+    assert pixels(run / "loss.png").shape == (900, 1600, 3)
+    assert (run / "loss.png").read_bytes() != (run / "without.png").read_bytes()
+    assert not recwarn.list
+
+
 def test_no_global_state_and_no_early_import(tmp_path):
     program = (
         "import sys, rung.report.plots, rung.report.html, rung.report.progress, rung.report.metrics;"

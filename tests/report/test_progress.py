@@ -20,7 +20,9 @@ def lines_of(total, events):
     with Progress(total, stream) as progress:
         for event in events:
             progress(event)
-    return stream.getvalue().splitlines()
+    first, *lines = stream.getvalue().splitlines()
+    assert first == "compiling the first step ..."
+    return lines
 
 
 def test_plain_lines_at_each_tenth(make_step):
@@ -28,7 +30,44 @@ def test_plain_lines_at_each_tenth(make_step):
     assert [line.split("  ")[0] for line in lines] == [
         f"step {n}/200" for n in (1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200)
     ]
-    assert lines[5].startswith("step 100/200  50%  loss 3.000  40K tokens/s  10 s left  rate 1.00e-05  gradient 0.50")
+    assert lines[5].startswith("step 100/200  50%  loss 3.000  40K tokens/s  10 s left  ")
+    assert lines[5].endswith("left  learning rate 1.00e-05  gradient norm 0.50")
+
+
+def test_the_seconds_before_the_first_step_are_explained_at_once():
+    stream = io.StringIO()
+    with Progress(10, stream):
+        assert stream.getvalue() == "compiling the first step ...\n"
+
+
+def test_percentages_are_not_ahead_of_the_run(make_step):
+    assert lines_of(60, [make_step(1)])[0].startswith("step 1/60  1%  ")  # 1.67
+    assert lines_of(2000, [make_step(1999)])[0].startswith("step 1,999/2,000  99%  ")
+    assert lines_of(100, [make_step(29)])[0].startswith("step 29/100  29%  ")  # and 100 * 0.29 is below 29
+
+
+def test_a_validation_in_a_line_of_a_step_is_said_to_be_the_last(make_step):
+    lines = lines_of(2, [make_step(1), Evaluated(1, 10, 5.3264, 1205.7, None, 99, 1.0, False), make_step(2)])
+    assert lines[1] == "validation at step 1: loss 5.326  perplexity 1,205.70"
+    assert "last validation 5.326" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("A short one.", ["A short one."]),
+        ("", ["(empty)"]),
+        ("one\n\ntwo\tthree", ["one⏎⏎two⇥three"]),
+        ("x" * 5000, ["x" * 76, "x" * 72 + " ..."]),
+        ("x" * 152, ["x" * 76, "x" * 76]),
+        ("国" * 500, ["国" * 38, "国" * 36 + " ..."]),
+        ("word " * 30, [("word " * 15).strip(), "word " * 15]),
+    ],
+)
+def test_a_sample_has_at_most_two_indented_lines(text, shown):
+    heading, *lines = lines_of(10, [Sampled(10, "", text)])
+    assert heading == "sample at step 10:"
+    assert lines == ["    " + line for line in shown]
 
 
 def test_a_resumed_run_begins_in_the_middle_and_reckons_from_there(make_step):
@@ -36,7 +75,8 @@ def test_a_resumed_run_begins_in_the_middle_and_reckons_from_there(make_step):
     assert lines[0].startswith("step 901/1,000  90%")
     assert "left" not in lines[0]
     assert len(lines) == 2
-    assert "0.0 s left" in lines[-1]
+    assert lines[-1].startswith("step 1,000/1,000  100%")
+    assert "left" not in lines[-1]
 
 
 def test_the_loss_shown_is_smoothed_without_bias_and_without_bad_steps(make_step):
@@ -53,16 +93,18 @@ def test_what_happens_is_said_on_plain_lines(make_step):
         Note(12, "profile written"),
         Saved(12, "checkpoints/12"),
         Finished(12, 49152, 192.0, "all steps done"),
+        Finished(1, 1, 1.0, "done"),
     ]
     lines = lines_of(100, happened)
     assert lines[0] == "validation at step 10: loss 2.500  perplexity 12.18  bits per byte 1.250  (best so far)"
-    assert lines[1] == "sample at step 10: Once upon\\x1b[2J a time\\x07"
-    assert len(lines[2]) < 400
-    assert lines[2].endswith("x ...")
-    assert lines[3:] == [
+    assert lines[1:3] == ["sample at step 10:", "    Once upon\\x1b[2J a time\\x07"]
+    assert lines[3] == "sample at step 10:"
+    assert lines[5].endswith("x ...")
+    assert lines[6:] == [
         "step 11 skipped, 2 in a row: the gradient is not finite",
         "step 12: profile written",
         "all steps done: 12 steps, 49,152 tokens, 3 min 12 s",
+        "done: 1 step, 1 token, 1.0 s",
     ]
     assert not any(CONTROL.search(line) for line in lines)
 
@@ -154,7 +196,7 @@ def test_on_a_terminal_lines_are_live_and_the_result_stays_on_standard_output():
     assert "compiling the first step" in plain
     assert re.search(r"step \d+/20 .*loss 3\.000  .*40K tokens/s  .* left", plain, re.DOTALL)
     assert "validation at step 20: loss 2.500" in plain
-    assert "sample at step 20: [red]text\\x1b[2J" in plain
+    assert "sample at step 20:\r\n    [red]text\\x1b[2J" in plain
     assert ("a long line " * 20).strip() in plain.replace("\r\n", "")
     assert terminal.count("\x1b[?25l") == terminal.count("\x1b[?25h")  # the cursor is shown again
 

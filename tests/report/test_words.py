@@ -3,8 +3,9 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from rung.report.words import count, decimal, duration, safe, short, visible
+from rung.report.words import count, decimal, duration, excerpt, plural, safe, short, visible
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,22 @@ def test_decimal(number, text):
 
 def test_count():
     assert count(1234567) == "1,234,567"
+    assert [plural(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+
+
+@given(st.text(st.characters(exclude_categories=("Cc", "Cs"))), st.integers(1, 4), st.integers(8, 40))
+def test_an_excerpt_is_the_beginning_of_the_text_within_its_columns(text, lines, columns):
+    shown = excerpt(text, lines, columns)
+    assert len(shown) <= lines
+    assert all(cell_len(line) <= columns for line in shown)
+    assert "\n" not in "".join(shown)
+    joined, whole = "".join(shown).replace(" ", ""), text.replace(" ", "")
+    assert joined == whole or (joined.endswith("...") and whole.startswith(joined.removesuffix("...")))
+
+
+def test_an_excerpt_without_spaces_fills_its_columns():
+    assert excerpt("x" * 30, 2, 10) == ["x" * 10, "xxxxxx ..."]
+    assert excerpt("one two three\nfour", 2, 9) == ["one two", "three ..."]
 
 
 @given(st.text(st.characters(exclude_categories=())))

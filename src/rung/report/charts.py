@@ -84,6 +84,7 @@ def chart(title: str, unit: str, curves: Sequence[Curve], marks: Sequence[Mark] 
 </svg>
 </div>
 <div class="x-axis" aria-hidden="true">{x_labels}</div>
+<div class="x-title">target tokens</div>
 </div>
 <script type="application/json">{_data(curves, x, y)}</script>
 </figure>
@@ -97,7 +98,7 @@ def labels(places: Sequence[float]) -> list[str]:
         return [short(place) for place in places]
     if 0 < greatest < 0.01:
         return [_powers_of_ten(place) for place in places]
-    return [f"{place:.6g}".replace("-", MINUS) for place in places]
+    return [f"{place:,.6g}".replace("-", MINUS) for place in places]
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _drawn(curve: Curve, x: _Axis, y: _Axis) -> str:
 
 
 def _reading(curve: Curve, n: int) -> str:
-    return escape(f"{curve.name} {curve.values[n]:.5g} at step {curve.steps[n]:,} ({curve.tokens[n]:,} tokens)")
+    return escape(f"{curve.name} {curve.values[n]:,.5g} at step {curve.steps[n]:,} ({curve.tokens[n]:,} tokens)")
 
 
 def _grid_line(place: float) -> str:

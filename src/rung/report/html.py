@@ -20,10 +20,11 @@ from rung.report.metrics import Metrics, read_metrics, read_samples
 from rung.report.plots import loss_curves
 from rung.report.series import smooth, thin
 from rung.report.tables import Parameter, config_table, environment_table, event_table, parameter_table
-from rung.report.words import count, decimal, duration, safe, short
+from rung.report.words import count, decimal, duration, plural, safe, short
 from rung.train.events import Evaluated, Sampled
 
 MOST_SAMPLES = 12  # shown of each prompt
+ENDING_STEPS = 100  # the training loss is the mean over so many last steps, as in the result of a run
 NOTHING = "–"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"  # the page may fetch nothing
 
@@ -56,7 +57,7 @@ def write_report(run_folder: str | Path, parameters: Sequence[Parameter] = ()) -
     """
     folder = Path(run_folder)
     run = read_run(folder, parameters)
-    loss_curves(run.metrics, folder / "loss.png")
+    loss_curves(run.metrics, folder / "loss.png", run.name)
     report = folder / "report.html"
     with whole_file(report) as file:
         # What has no UTF-8 cannot be in a file; `visible` has shown it already where text is free.
@@ -131,7 +132,7 @@ def _summary(run: Run) -> str:
     model, parts = run.config.model, []
     if run.parameters:
         parts.append(f"{short(sum(row[2] for row in run.parameters))} parameters")
-    parts.append(f"{model.n_layers} layers, d_model {model.d_model}, context {model.context_length}")
+    parts.append(f"{plural(model.n_layers, 'layer')}, d_model {model.d_model}, context {model.context_length}")
     step, finished = _last_step(run.metrics), run.metrics.finished
     if finished and finished[-1].step >= step:
         parts.append(finished[-1].reason)
@@ -145,13 +146,11 @@ def _numbers(run: Run) -> str:
     steps = metrics.steps
     best = _best(metrics.evaluations)
     speed = _typical(steps["tokens_per_second"])
-    ending = steps["loss"][-max(1, len(steps["loss"]) // 20) :]
-    ending = ending[np.isfinite(ending)]
     cells = [
         ("Held-out loss", decimal(best.loss) if best else None, _best_detail(metrics.evaluations)),
         ("Perplexity", decimal(best.perplexity, 2) if best else None, "held out, per token"),
         ("Bits per byte", decimal(best.bits_per_byte) if best and best.bits_per_byte is not None else None, "held out"),
-        ("Training loss", decimal(ending.mean()) if len(ending) else None, "mean of the last 5% of steps"),
+        ("Training loss", *_ending_cell(steps, run.config.train.log_every_steps)),
         ("Steps", count(_last_step(metrics)), _epochs(steps)),
         ("Target tokens", short(_last(steps["tokens"], 0)), count(_last(steps["tokens"], 0))),
         ("Parameters", *_parameter_cell(run.parameters)),
@@ -180,6 +179,15 @@ def _best_detail(evaluations: Sequence[Evaluated]) -> str:
     if last.step == best.step:
         return f"nats per token, at step {count(best.step)}"
     return f"nats per token; best, at step {count(best.step)}; last {decimal(last.loss)}"
+
+
+def _ending_cell(steps: dict[str, np.ndarray], log_every_steps: int) -> tuple[str | None, str]:
+    """Return the mean loss of the last steps whose update was applied, of those that are in the log."""
+    ending = steps["loss"][~steps["skipped"]][-max(1, ENDING_STEPS // log_every_steps) :]
+    if not len(ending):
+        return None, "no step was applied"
+    logged = "logged " if log_every_steps > 1 else ""
+    return decimal(ending.mean()), f"mean of the last {plural(len(ending), logged + 'step')}"
 
 
 def _epochs(steps: dict[str, np.ndarray]) -> str:
@@ -218,8 +226,7 @@ def _loss_charts(metrics: Metrics) -> str:
         figures += chart("Validation, bits per byte", "", _validation(metrics, "bits_per_byte"))
     if metrics.evaluations:
         figures += chart("Validation perplexity", "per token", _validation(metrics, "perplexity"))
-    note = '<p class="note">Here and below, the horizontal axis counts target tokens trained on.</p>'
-    return f'{note}<div class="charts">{figures}</div>'
+    return f'<div class="charts">{figures}</div>'
 
 
 def _training_charts(metrics: Metrics) -> str:

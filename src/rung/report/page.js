@@ -33,7 +33,7 @@ function show(plot, line, box, data, part) {
     const row = box.appendChild(element("div", `row ${curve.tone}`));
     const own = curve.steps[n];
     row.append(element("span", "", own === step ? curve.name : `${curve.name}, step ${own.toLocaleString("en")}`));
-    row.append(element("b", "", String(curve.values[n])));
+    row.append(element("b", "", number(curve.values[n])));
   }
   plot.classList.add("reads");
   // Beside the line, on the side that has room.
@@ -41,6 +41,10 @@ function show(plot, line, box, data, part) {
   const left = at + 10 + width <= plot.clientWidth ? at + 10 : at - 10 - width;
   line.style.left = `${at}px`;
   box.style.left = `${Math.max(0, left)}px`;
+}
+
+function number(value) {
+  return Math.abs(value) >= 1000 ? value.toLocaleString("en") : String(value);
 }
 
 function distance([curve, n], wanted) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,19 @@ import numpy as np
 from rung.report.files import whole_file
 from rung.report.metrics import Metrics
 from rung.report.series import log_ticks, smooth, thin, ticks, wants_log
-from rung.report.words import decimal, short
+from rung.report.words import decimal, short, visible
 
 TRAIN, VALIDATION, INK, RULE = "#3f6fa3", "#bf5530", "#2b2d30", "#dddad2"
+LONGEST_NAME = 80  # characters of a run's name that a title has room for
 
 
-def loss_curves(metrics: Metrics, path: str | Path) -> None:
+def loss_curves(metrics: Metrics, path: str | Path, name: str = "") -> None:
     """Draw training loss (each step, and smoothed) and validation loss over target tokens as a PNG of 1600 x 900.
 
     The last and the best validation are written beside the curve, with bits per byte where they are known.
+
+    Args:
+        name: of the run, for the title.
     """
     # The figure is made without pyplot, which would keep it in a global list and may want a screen.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -40,8 +45,10 @@ def loss_curves(metrics: Metrics, path: str | Path) -> None:
     if len(shown) or len(validation):
         axes.legend(frameon=False, labelcolor=INK, loc="upper right")
         _scale(axes, wants_log(loss, validation))
-    axes.set_title(_title(metrics), loc="left", color=INK, fontsize=12, pad=12)
-    with whole_file(path) as file:
+    axes.set_title(_title(metrics, name), loc="left", color=INK, fontsize=12, pad=12, linespacing=1.5, parse_math=False)
+    with whole_file(path) as file, warnings.catch_warnings():
+        # A name in a script that matplotlib's font lacks is drawn as boxes; the report has it right.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         canvas.print_png(file)
 
 
@@ -68,7 +75,14 @@ def _scale(axes, log: bool) -> None:  # type: ignore[no-untyped-def]
     axes.set_ylim(low, high)
 
 
-def _title(metrics: Metrics) -> str:
+def _title(metrics: Metrics, name: str) -> str:
+    name = visible(" ".join(name.split()))
+    if len(name) > LONGEST_NAME:
+        name = name[:LONGEST_NAME] + " ..."
+    return "\n".join(filter(None, [name, _scores(metrics)]))
+
+
+def _scores(metrics: Metrics) -> str:
     if not metrics.evaluations:
         return "Loss, without validation"
     last = metrics.evaluations[-1]

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from rung.report.words import count, decimal, duration, short, visible
+from rung.report.words import count, decimal, duration, excerpt, plural, short
 from rung.train.events import Evaluated, Event, Finished, Note, Sampled, Saved, Skipped, StepDone
 
 REFRESHES_PER_SECOND = 4
 LONG_SECONDS = 2.0  # work shorter than this has no bar
 SMOOTHING = 0.98  # weight of the past in the loss shown: some fifty steps
-SAMPLE_CHARACTERS = 300  # of a sample are shown; the log has all of it
+COMPILING = "compiling the first step ..."
+INDENT = " " * 4  # before the text of a sample, whose first two lines are shown; the log has all of it
 
 OnProgress = Callable[[int, "int | None"], None]
 
@@ -56,6 +57,8 @@ class Progress:
                 transient=True,
             )
             self._live.start(refresh=True)
+        else:
+            self._say(COMPILING)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,13 +75,14 @@ class Progress:
             best = "  (best so far)" if event.is_best else ""
             self._say(f"validation at step {count(event.step)}: {_scores(event)}{best}")
         elif isinstance(event, Sampled):
-            self._say(f"sample at step {count(event.step)}: {_shortened(visible(event.prompt + event.text))}")
+            lines = excerpt(event.prompt + event.text) or ["(empty)"]
+            self._say("\n".join([f"sample at step {count(event.step)}:", *(INDENT + line for line in lines)]))
         elif isinstance(event, Skipped):
             self._say(f"step {count(event.step)} skipped, {event.in_a_row} in a row: {event.reason}")
         elif isinstance(event, Note):
             self._say(f"step {count(event.step)}: {event.text}")
         elif isinstance(event, Finished):
-            amount = f"{count(event.step)} steps, {count(event.tokens)} tokens, {duration(event.seconds)}"
+            amount = f"{plural(event.step, 'step')}, {plural(event.tokens, 'token')}, {duration(event.seconds)}"
             self._say(f"{event.reason}: {amount}")
         else:
             assert isinstance(event, Saved)  # a routine matter: the log has it
@@ -90,14 +94,11 @@ class Progress:
         if math.isfinite(event.loss):
             self._loss_sum = SMOOTHING * self._loss_sum + (1 - SMOOTHING) * event.loss
             self._loss_weight = SMOOTHING * self._loss_weight + (1 - SMOOTHING)
-        if not self._live and (before is None or self._tenth(before) != self._tenth(event)):
+        if not self._live and (before is None or self._done(before, 10) != self._done(event, 10)):
             self._say(self._line(event))
 
-    def _tenth(self, event: StepDone) -> int:
-        return 10 * event.step // max(1, self._total)
-
     def _line(self, event: StepDone) -> str:
-        place = f"step {count(event.step)}/{count(self._total)}  {self._fraction(event):.0%}"
+        place = f"step {count(event.step)}/{count(self._total)}  {self._done(event, 100)}%"
         return "  ".join([place, *self._readings(event)])
 
     def _readings(self, event: StepDone) -> list[str]:
@@ -105,23 +106,25 @@ class Progress:
         loss = self._loss_sum / self._loss_weight if self._loss_weight else math.nan
         readings = [f"loss {decimal(loss)}"]
         if self._validation:
-            readings.append(f"validation {decimal(self._validation.loss)}")
+            readings.append(f"last validation {decimal(self._validation.loss)}")
         readings.append(f"{short(event.tokens_per_second)} tokens/s")
         if (left := self._seconds_left(event)) is not None:
             readings.append(f"{duration(left)} left")
-        readings += [f"rate {event.learning_rate:.2e}", f"gradient {decimal(event.gradient_norm, 2)}"]
+        readings.append(f"learning rate {event.learning_rate:.2e}")
+        readings.append(f"gradient norm {decimal(event.gradient_norm, 2)}")
         return readings
 
-    def _fraction(self, event: StepDone) -> float:
-        return min(1.0, event.step / max(1, self._total))
+    def _done(self, event: StepDone, parts: int) -> int:
+        """Return how many whole ``parts`` of the run are done: never more than there are, and none before its time."""
+        return min(parts, parts * event.step // max(1, self._total))
 
     def _seconds_left(self, event: StepDone) -> float | None:
         # Counted from the first step on, which compiles and says nothing about the pace.
         assert self._first
         steps = event.step - self._first.step
-        if not steps:
+        if not steps or event.step >= self._total:
             return None
-        return (event.seconds - self._first.seconds) / steps * max(0, self._total - event.step)
+        return (event.seconds - self._first.seconds) / steps * (self._total - event.step)
 
     def _view(self) -> Any:
         """Return the two live lines as a rich renderable; runs in rich's own thread."""
@@ -131,12 +134,12 @@ class Progress:
 
         event = self._step
         if event is None:
-            return Text("compiling the first step ...", style="dim")
+            return Text(COMPILING, style="dim")
         heading = Table.grid(padding=(0, 2))
         heading.add_row(
             Text(f"step {count(event.step)}/{count(self._total)}", no_wrap=True),
-            ProgressBar(total=1.0, completed=self._fraction(event), width=24),
-            Text(f"{self._fraction(event):.1%}", no_wrap=True),
+            ProgressBar(total=max(1, self._total), completed=event.step, width=24),
+            Text(f"{self._done(event, 1000) / 10:.1f}%", no_wrap=True),
         )
         lines = Table.grid()
         lines.add_row(heading)
@@ -217,7 +220,3 @@ def _scores(event: Evaluated) -> str:
     if event.bits_per_byte is not None:
         parts.append(f"bits per byte {decimal(event.bits_per_byte)}")
     return "  ".join(parts)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= SAMPLE_CHARACTERS else text[:SAMPLE_CHARACTERS] + " ..."

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from html import escape
+
+NEWLINE, TAB = "⏎", "⇥"
 
 
 def count(number: float) -> str:
     """Return a whole number with its thousands apart: 1,234,567."""
     return f"{number:,.0f}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return how many there are of something: 1 step, 2,000 steps."""
+    return f"{count(number)} {noun if number == 1 else noun + 's'}"
 
 
 def short(number: float) -> str:
@@ -63,8 +71,40 @@ def safe(value: object) -> str:
     return escape(visible(str(value)))
 
 
+def excerpt(text: str, lines: int = 2, columns: int = 76) -> list[str]:
+    """Return the beginning of ``text`` as a few lines for a terminal, the last ending in "..." where the text goes on.
+
+    Line ends and tabs of the text are shown as marks, other control characters as ``visible`` has them.
+
+    Args:
+        lines: at least 1.
+        columns: of each line, where a wide (East Asian) character takes two.
+    """
+    rest = visible(text).replace("\n", NEWLINE).replace("\t", TAB)
+    shown: list[str] = []
+    while rest and len(shown) < lines - 1:
+        end = _fitting(rest, columns)
+        if end < len(rest):  # better between words, where there is a space near the end
+            end = rest.rfind(" ", end * 3 // 4, end + 1) + 1 or end
+        shown.append(rest[:end].rstrip(" "))
+        rest = rest[end:]
+    if _fitting(rest, columns) < len(rest):
+        rest = rest[: _fitting(rest, columns - len(" ..."))] + " ..."
+    return [*shown, rest] if rest else shown
+
+
 _SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _fitting(text: str, columns: int) -> int:
+    """Return how many characters of ``text``, from its start, take no more than so many columns."""
+    for n, character in enumerate(text):
+        wide = unicodedata.east_asian_width(character) in ("W", "F")
+        columns -= 2 if wide else unicodedata.category(character) not in ("Mn", "Me", "Cf")
+        if columns < 0:
+            return n
+    return len(text)
 
 
 def _three_digits(number: float) -> str:
