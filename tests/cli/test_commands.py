@@ -15,7 +15,7 @@ from rung.cli import COMMANDS
 from rung.config import preset_names
 
 RESULT = {"run", "steps", "tokens", "parameters", "train_loss", "seconds", "stopped"}
-RESULT |= {"validation_loss", "perplexity", "bits_per_byte"}
+RESULT |= {"validation_loss", "perplexity", "bits_per_byte", "train_loss_steps", "report"}
 
 
 # train, resume, evaluate
@@ -39,7 +39,8 @@ def test_train_ends_with_one_json_object_and_tells_the_rest_on_standard_error(tr
 def test_train_without_json_prints_for_people(rung, text, tiny, here):
     done = rung("train", text, *tiny, "--preset", "demo", "--steps", 2, "--seed", 5, "--mesh", "data=2")
     assert done.status == 0
-    assert "held-out loss" in done.text
+    assert done.text.startswith("held-out: ")
+    assert (here / "runs/demo/report.html").is_file()
     assert 'rung generate runs/demo "..."' in done.text
     config = (here / "runs/demo/config.toml").read_text(encoding="utf-8")
     assert "\nsteps = 2\n" in config
@@ -49,7 +50,11 @@ def test_train_without_json_prints_for_people(rung, text, tiny, here):
 
 def test_resume_goes_on_and_gives_the_same_kind_of_result(rung, trained, tmp_path):
     run = shutil.copytree(trained[0], tmp_path / "run")
-    assert rung("resume", run, "--json").json == {**trained[1].json, "run": str(run)}
+    assert rung("resume", run, "--json").json == {
+        **trained[1].json,
+        "run": str(run),
+        "report": str(run / "report.html"),
+    }
     longer = rung("resume", run, "--steps", "8", "--json")
     assert (longer.status, longer.json["steps"]) == (0, 8)
     assert longer.json.keys() == trained[1].json.keys()

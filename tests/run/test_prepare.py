@@ -190,10 +190,11 @@ def test_the_passes_that_are_told_follow_the_batch_that_is_given():
 
     config = choose(1_000_000, "cpu", {})[0]
     tokens = config.train.steps * config.train.batch_size * config.model.context_length
-    assert passes({}) == pytest.approx(3 * tokens / 1e6, rel=0.05)
+    # 2,048 entries spell novels in English in some 3.35 bytes a token, and a tenth is held out.
+    assert passes({}) == pytest.approx(3.35 * tokens / 0.9e6, rel=0.05)
     given = {"train.batch_size": 10 * config.train.batch_size}
     tokens = choose(1_000_000, "cpu", given)[0].train.steps * 10 * config.train.batch_size * config.model.context_length
-    assert passes(given) == pytest.approx(3 * tokens / 1e6, rel=0.05)
+    assert passes(given) == pytest.approx(3.35 * tokens / 0.9e6, rel=0.05)
 
 
 def test_an_accelerator_and_a_large_text_get_gpt2():

@@ -122,7 +122,7 @@ def test_a_run_that_is_done_says_so_and_gives_its_result(done, undisturbed):
     said: list[str] = []
     result = resume(done, say=said.append)
     assert "is done: 12 steps" in said[0]
-    assert {**result, "run": ""} == pytest.approx({**undisturbed, "run": ""})
+    assert {**result, "run": "", "report": ""} == pytest.approx({**undisturbed, "run": "", "report": ""})
     assert ((done / "metrics.jsonl").read_bytes(), (done / "checkpoints/12").stat().st_mtime_ns) == before
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rung.cli.flags import Parser, print_result, say, typed
-from rung.cli.train import conclude
+from rung.cli.train import closing_lines, conclude
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -21,17 +21,6 @@ def run(arguments: Sequence[str]) -> int:
     result = demo(parsed.run, steps, say=say)
     if result["stopped"]:
         return conclude(result, parsed.json)
-    text = "\n".join(
-        [
-            "",
-            result["sample"],
-            "",
-            f"held-out: {result['bits_per_byte']:.3f} bits per byte, loss {result['validation_loss']:.3f} nats per "
-            f"token, perplexity {result['perplexity']:.1f}",
-            f"report:   {result['report']}",
-            f"run:      {result['run']}",
-            f'next:     rung generate {result["run"]} "It is a truth universally acknowledged"',
-        ]
-    )
+    text = "\n".join(["", result["sample"], "", *closing_lines(result, "It is a truth universally acknowledged")])
     print_result(result, parsed.json, text)
     return 0

@@ -42,21 +42,23 @@ def run(arguments: Sequence[str]) -> int:
 
 def conclude(result: Mapping[str, Any], as_json: bool) -> int:
     """Print what a run came to; returns the exit status."""
+    print_result(result, as_json, "\n".join(closing_lines(result)))
+    return STOPPED if result["stopped"] else 0
+
+
+def closing_lines(result: Mapping[str, Any], prompt: str = "...") -> list[str]:
+    """Return what a run came to as lines for people; ``prompt`` is that of the command they may try next."""
     lines = []
     if result["validation_loss"] is not None:
-        lines.append(
-            f"held-out loss {result['validation_loss']:.4f} nats per token, perplexity {result['perplexity']:.2f}"
-        )
-    if result["bits_per_byte"] is not None:
-        lines[-1] += f", {result['bits_per_byte']:.4f} bits per byte"
+        bits = "" if result["bits_per_byte"] is None else f"{result['bits_per_byte']:.3f} bits per byte, "
+        loss = f"loss {result['validation_loss']:.3f} nats per token, perplexity {result['perplexity']:,.1f}"
+        lines.append(f"held-out: {bits}{loss}")
     if result["train_loss"] is not None:
         lines.append(
-            f"train loss {result['train_loss']:.4f} over the last steps; "
-            f"{result['tokens']:,} tokens in {result['seconds']:.0f} s"
+            f"trained:  loss {result['train_loss']:.3f}, the mean of the last {result['train_loss_steps']} steps"
         )
-    lines.append(f'run: {result["run"]}   next: rung generate {result["run"]} "..."')
-    print_result(result, as_json, "\n".join(lines))
-    return STOPPED if result["stopped"] else 0
+    lines += [f"report:   {result['report']}", f"run:      {result['run']}"]
+    return [*lines, f'next:     rung generate {result["run"]} "{prompt}"']
 
 
 def _steps(parsed: argparse.Namespace) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ PROMPT = "It is a truth universally acknowledged, that"
 
 
 def demo(run: str | Path | None = None, steps: int | None = None, *, say: Say | None = None) -> dict[str, Any]:
-    """Train the demo; returns what ``rung.train`` returns, with the path of the ``report`` and a ``sample``.
+    """Train the demo; returns what ``rung.train`` returns, with a ``sample``.
 
     A demo that was stopped early has no sample (``None``); ``rung.resume`` continues it.
 
@@ -38,7 +38,7 @@ def demo(run: str | Path | None = None, steps: int | None = None, *, say: Say | 
     sample = None
     if not result["stopped"]:
         sample = PROMPT + generate(Run(folder), PROMPT, GenerateConfig(max_tokens=160, temperature=0.8, seed=1))[0].text
-    return {**result, "sample": sample, "report": str(folder / "report.html")}
+    return {**result, "sample": sample}
 
 
 def _free(runs: Path) -> Path:

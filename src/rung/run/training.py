@@ -28,7 +28,7 @@ from rung.model import Decoder
 from rung.model.files import load_weights, save_weights
 from rung.model.weights import parameter_count
 from rung.report.html import write_report
-from rung.report.metrics import MetricsLog, read_metrics, truncate_after
+from rung.report.metrics import Metrics, MetricsLog, read_metrics, truncate_after
 from rung.report.progress import Progress as ProgressView
 from rung.run.folder import (
     CONFIG,
@@ -79,9 +79,10 @@ def train(
         say: told what is chosen and done; ``None``: standard error.
 
     Returns:
-        ``run``, ``steps``, ``tokens``, ``parameters``, ``train_loss`` (nats per token, over the last steps),
+        ``run``, ``steps``, ``tokens``, ``parameters``, ``train_loss`` (nats per token, the mean of the last
+        ``train_loss_steps`` steps),
         ``validation_loss``, ``perplexity``, ``bits_per_byte`` (all of the last validation; ``None`` without one),
-        ``seconds`` (of training), ``stopped`` (why it ended early, or ``None``).
+        ``seconds`` (of training), ``report`` (its path), ``stopped`` (why it ended early, or ``None``).
 
     Raises:
         RungError: anything wrong with the sources or settings; nothing is left behind.
@@ -186,6 +187,7 @@ class _Training:
                 write_config(run.path, config)
                 for name in (METRICS, SAMPLES):
                     truncate_after(run.path / name, progress.step)
+                self._recall()
             self._introduce(progress)
             log = stack.enter_context(MetricsLog(run.path / METRICS, config.train.log_every_steps))
             view = stack.enter_context(ProgressView(steps))
@@ -281,15 +283,19 @@ class _Training:
         except RungError as error:
             self.say(f"{error.problem}; written again, as they are at step {progress.step:,}")
             self._write_weights(state["weights"], progress)
-        log = read_metrics(path / METRICS)
-        losses = log.steps["loss"][~log.steps["skipped"]]
-        self.recent_losses.extend(losses[-_TRAIN_LOSS_STEPS:].tolist())
+        log = self._recall()
         self._report()
         return self._result(progress, log.evaluations[-1] if log.evaluations else None, None)
 
+    def _recall(self) -> Metrics:
+        """Read the log back, and the losses of its last steps."""
+        log = read_metrics(self.run.path / METRICS)
+        self.recent_losses.extend(log.steps["loss"][~log.steps["skipped"]].tolist())
+        return log
+
     def _report(self) -> None:
         weights = [(weight.path, weight.shape, weight.size, weight.decay) for weight in self.model.weights()]
-        self.say(f"report: {write_report(self.run.path, weights)}")
+        write_report(self.run.path, weights)
 
     def _batches(self) -> Batches:
         config, split = self.config, self.store.split("train")
@@ -369,10 +375,12 @@ class _Training:
             "tokens": progress.tokens,
             "parameters": parameter_count(self.model.weights()),
             "train_loss": float(np.mean(self.recent_losses)) if self.recent_losses else None,
+            "train_loss_steps": len(self.recent_losses),
             "validation_loss": held_out.loss if held_out else None,
             "perplexity": held_out.perplexity if held_out else None,
             "bits_per_byte": held_out.bits_per_byte if held_out else None,
             "seconds": progress.seconds,
+            "report": str(self.run.path / "report.html"),
             "stopped": stopped,
         }
 
