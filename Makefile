@@ -8,11 +8,13 @@ INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 ENVIRONMENT = .venv/installed $(if $(PARITY),.venv/installed-parity)
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test quick test-slow lint bench clean
+.PHONY: help install demo test quick test-slow lint bench clean
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 	@echo '  with PARITY=1: PyTorch and transformers are installed too, and the tests that compare with them run'
+
+install: $(ENVIRONMENT) ## make .venv with pinned packages
 
 demo: $(ENVIRONMENT) ## train on six novels of Jane Austen, generate text, write a report
 	$(BIN)/rung demo
