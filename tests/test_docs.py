@@ -99,9 +99,9 @@ def _values(kind: Any, known: settings.Setting) -> str:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
     said = known.unit or {int: "whole number", float: "number", bool: "`true`, `false`", str: "text"}[kind]
     if known.low > -float("inf"):
-        said += f", {'over' if known.open_low else 'from'} {known.low:g}"
+        said += f", {'over' if known.open_low else 'from'} {known.low:,g}"
     if known.high < float("inf"):
-        said += f", {'below' if known.open_high else 'to'} {known.high:g}"
+        said += f", {'below' if known.open_high else 'to'} {known.high:,.10g}"
     return said
 
 

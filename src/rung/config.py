@@ -530,7 +530,7 @@ def check_bounds(path: str, bounds: Setting, value: Any, where: str) -> None:
     if not (low_ok and high_ok) or not math.isfinite(value):
         limits = []
         if bounds.low > -math.inf:
-            limits.append(f"{'over' if bounds.open_low else 'at least'} {bounds.low:g}")
+            limits.append(f"{'over' if bounds.open_low else 'at least'} {bounds.low:,.10g}")
         if bounds.high < math.inf:
-            limits.append(f"{'below' if bounds.open_high else 'at most'} {bounds.high:g}")
+            limits.append(f"{'below' if bounds.open_high else 'at most'} {bounds.high:,.10g}")
         raise RungError(f"{where}: {path} is {value}", f"it must be {' and '.join(limits) or 'finite'}")
