@@ -24,6 +24,17 @@ hypothesis.settings.register_profile("rung", deadline=None, max_examples=50, pri
 hypothesis.settings.load_profile("rung")
 
 
+# What trains whole runs, starts processes or compiles many programs; `make quick` leaves it to `make test`.
+MEDIUM = ("run/", "cli/", "exchange/", "decode/test_generate.py", "decode/test_sampling.py", "train/test_step.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of whole runs as medium."""
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").as_posix().startswith(MEDIUM):
+            item.add_marker(pytest.mark.medium)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a parity test where PyTorch is missing; fail it where ``PARITY=1`` promised that it is there."""
     if item.get_closest_marker("parity"):
