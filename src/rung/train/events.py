@@ -50,7 +50,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint of ``step`` is whole on disk."""
+    """A checkpoint of ``step`` is being written; it is whole when its folder has its final name."""
 
     step: int
     path: str
