@@ -148,6 +148,12 @@ class TrainConfig:
     clip_norm: float = setting(1.0, "largest global norm of the gradient; 0: no clipping", low=0)
     max_skipped: int = setting(10, "stop after this many non-finite updates in a row", unit="steps", low=1)
     log_every_steps: int = setting(1, "steps between lines of metrics.jsonl", unit="steps", low=1)
+    norms_every_steps: int = setting(
+        0, "steps between norms of weights and updates; 0: a hundred in the run", unit="steps", low=0
+    )
+    spike_threshold: float = setting(
+        8.0, "a loss is marked as a spike so many robust standard deviations over the recent median; 0: never", low=0
+    )
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,28 @@ class CheckpointConfig:
     """Saving for a later resume."""
 
     every_steps: int = setting(0, "steps between checkpoints; 0: with every validation", unit="steps", low=0)
+    every_minutes: float = setting(
+        0.0, "minutes between checkpoints, besides those by steps; 0: only by steps", unit="minutes", low=0
+    )
     keep: int = setting(2, "newest checkpoints to keep; the best by validation is kept besides", low=1)
+    keep_every_steps: int = setting(
+        0, "checkpoints of multiples of so many steps are kept for good; 0: none", unit="steps", low=0
+    )
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """Where else a run is followed, beside its own log and report."""
+
+    tensorboard: bool = setting(False, "write TensorBoard files to tensorboard/ in the run folder (extra tensorboard)")
+    wandb: bool = setting(False, "write to Weights & Biases (extra wandb)")
+    wandb_project: str = setting("rung", "project at Weights & Biases")
+    wandb_mode: Literal["offline", "online"] = setting(
+        "offline", "offline keeps everything in wandb/ in the run folder; online sends it, and needs an account"
+    )
+    hardware_every_seconds: float = setting(
+        10.0, "seconds between readings of processor, memory and GPUs; 0: none", unit="seconds", low=0
+    )
 
 
 @dataclass(frozen=True)
@@ -218,6 +245,7 @@ class Config:
     evaluate: EvaluateConfig = EvaluateConfig()
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    track: TrackConfig = TrackConfig()
     mesh: MeshConfig = MeshConfig()
 
 

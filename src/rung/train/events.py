@@ -50,10 +50,19 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint of ``step`` is being written; it is whole when its folder has its final name."""
+    """The checkpoint of ``step`` is whole: ``rung resume`` can go on from it."""
 
     step: int
     path: str
+
+
+@dataclass(frozen=True)
+class SaveFailed:
+    """A save was tried and did not become whole; training goes on, and it is tried again."""
+
+    step: int  # whose state was to be saved
+    reason: str
+    last_whole: int | None  # the newest step with a whole checkpoint
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,54 @@ class Skipped:
     step: int
     in_a_row: int
     reason: str
+    documents: list[int]  # ids of the documents that the batch was cut from, ascending
+    largest: str  # what was found on looking closer: the first value that is not finite, the largest ones, by name
+
+
+@dataclass(frozen=True)
+class Spiked:
+    """The loss of ``step`` lies far above those of the steps before it."""
+
+    step: int
+    loss: float
+    threshold: float  # that it is over: median + so many robust deviations of the losses before it
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Euclidean norms of the weights after ``step``, and of the change that this step made, by group of weights."""
+
+    step: int
+    weights: dict[str, float]
+    updates: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the machine was doing when ``step`` was done; ``None`` where nobody can tell."""
+
+    step: int
+    seconds: float  # of training so far, as in StepDone
+    cpu_percent: float | None  # of all cores together, by everyone, since the reading before
+    process_cpu_percent: float | None  # by this process; 100 is one core
+    process_memory: int | None  # resident bytes of this process
+    free_memory: int | None  # bytes available on the machine
+    gpus: list[dict[str, float | int | str | None]]
+    """One a GPU: ``name``, ``utilization`` (percent), ``memory_used``, ``memory_total`` (bytes), ``temperature``
+    (degrees Celsius), ``power`` (watts), ``throttled`` (what holds its clock down; empty for nothing)."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The run goes on from the checkpoint of ``step``."""
+
+    step: int
+    changes: list[str]  # settings that differ from before, each as "path old -> new"
 
 
 @dataclass(frozen=True)
 class Note:
-    """Anything else to tell the person: resumed, stopping, profile written."""
+    """Anything else to tell the person: a profile written, a tracker that failed."""
 
     step: int
     text: str
@@ -83,4 +135,17 @@ class Finished:
     reason: str
 
 
-Event = StepDone | Evaluated | Sampled | Saved | Skipped | Note | Finished
+Event = (
+    StepDone
+    | Evaluated
+    | Sampled
+    | Saved
+    | SaveFailed
+    | Skipped
+    | Spiked
+    | Norms
+    | Hardware
+    | Resumed
+    | Note
+    | Finished
+)

@@ -182,7 +182,7 @@ class Loop:
 
     def _skipped(self, done: int, values: dict[str, Any]) -> None:
         in_a_row = values["skipped_in_a_row"]
-        self.emit(events.Skipped(done, in_a_row, "the loss or its gradient is not finite"))
+        self.emit(events.Skipped(done, in_a_row, "the loss or its gradient is not finite", [], ""))
         if in_a_row >= self.max_skipped:
             self.on_divergence(done - 1)
             if self.checkpoints is not None:
