@@ -54,7 +54,7 @@ def write_run(tmp_path):
                 loss = 2 + 6 * math.exp(-step / 20) + 0.1 * noise[step]
                 log(step_done(step, math.nan if step in skip else loss, skipped=step in skip))
                 if step in skip:
-                    log(Skipped(step, 1, "the gradient is not finite"))
+                    log(Skipped(step, 1, "the gradient is not finite", [3, 7], "the gradient of head.weight"))
                 if validate and step % max(1, steps // 5) == 0:
                     log(Evaluated(step, step * TOKENS_PER_STEP, loss, math.exp(loss), loss / 2, 1000, step / 10, True))
                     for text in samples:
