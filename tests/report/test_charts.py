@@ -1,7 +1,9 @@
 import json
 import re
+from importlib import resources
 
 import numpy as np
+import pytest
 
 from rung.report.charts import HEIGHT, WIDTH, Curve, Mark, chart, labels
 
@@ -42,6 +44,55 @@ def test_values_under_the_pointer_are_the_curves_own():
     assert data["curves"] == [
         {"name": "train", "tone": "plain", "tokens": [100, 300], "steps": [1, 3], "values": [3.0, 2.0]}
     ]
+
+
+def test_what_lies_across_is_what_was_asked():
+    run = curve([3.0, 2.0, 1.0])
+    timed = Curve("train", run.tokens, run.steps, run.values, seconds=np.array([0.0, 3600.0, 7200.0]))
+    for across, title, places in [
+        ("steps", "steps", [1 / 3, 2 / 3, 1]),
+        ("seconds", "hours of training", [0, 0.5, 1]),
+    ]:
+        html = chart("Loss", "", [timed], across=across)
+        assert [x for x, _ in drawn(html, "plain line")] == [round(WIDTH * part, 1) for part in places]
+        assert f'<div class="x-title">{title}</div>' in html
+        data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', html)[1])
+        assert data["across"] == across
+        assert len(data["curves"][0][across]) == 3
+    # Two hours: the label "2" stands at the right end.
+    assert '<span style="left:100.00%">2</span>' in chart("Loss", "", [timed], across="seconds")
+
+
+def test_a_logarithmic_axis_that_is_asked_for_leaves_out_what_has_no_place_on_it():
+    html = chart("Ratio", "", [curve([1e-3, 0.0, -1.0, 2e-3])], log=True)
+    assert "log scale" in html
+    assert len(drawn(html, "plain line")) == 2
+    assert "log scale" in chart("Ratio", "", [curve([1e-3])], log=True)
+    assert "Nothing was recorded" in chart("Ratio", "", [curve([0.0])], log=True)
+
+
+def test_no_two_of_two_dozen_curves_look_alike():
+    looks = [curve([1.0]).one_of_many(n) for n in range(24)]
+    assert len({(look.tone, look.dash) for look in looks}) == 24
+    css = resources.files("rung.report").joinpath("page.css").read_text()
+    for look in looks:
+        assert f".{look.tone} {{ --tone: var(--{look.tone}); }}" in css
+        assert css.count(f"--{look.tone}: #") == 2  # by day and by night
+        assert not look.dash or f"path.dash-{look.dash} " in css
+
+
+def test_marks_of_each_kind_are_drawn_and_explained():
+    marks = [Mark(100, "left out", "skip"), Mark(200, "leapt", "spike"), Mark(300, "went on", "resume")]
+    html = chart("Loss", "", [curve([3.0, 2.0, 1.0])], marks)
+    for mark, words in zip(marks, ("skipped update", "loss spike", "resumed"), strict=True):
+        path = re.search(rf'<path class="mark {mark.kind}" d="M([\d.]+) [^"]*"><title>{mark.text}</title>', html)
+        assert float(path[1]) == pytest.approx(mark.tokens / 300 * WIDTH, abs=0.1)
+        assert words in html
+    assert "resumed" not in chart("Loss", "", [curve([3.0])], marks[:1])
+
+
+def test_a_chart_says_in_words_where_its_curves_end():
+    assert 'aria-label="Loss; train ends at 1.5"' in chart("Loss", "", [curve([3.0, 1.5])])
 
 
 def test_a_name_cannot_end_the_data():

@@ -24,10 +24,10 @@ function follow(plot, data) {
 function show(plot, line, box, data, part) {
   const wanted = data.x[0] + part * (data.x[1] - data.x[0]);
   // The curve with the nearest point leads; another is read where it has the same step, or at its own nearest, said so.
-  const readings = data.curves.map((curve) => [curve, nearest(curve.tokens, wanted)]);
-  const lead = readings.reduce((a, b) => (distance(a, wanted) <= distance(b, wanted) ? a : b));
+  const readings = data.curves.map((curve) => [curve, nearest(curve[data.across], wanted)]);
+  const lead = readings.reduce((a, b) => (distance(data, a, wanted) <= distance(data, b, wanted) ? a : b));
   const [tokens, step] = [lead[0].tokens[lead[1]], lead[0].steps[lead[1]]];
-  const place = (tokens - data.x[0]) / (data.x[1] - data.x[0]);
+  const place = (lead[0][data.across][lead[1]] - data.x[0]) / (data.x[1] - data.x[0]);
   box.replaceChildren(element("div", "where", `step ${step.toLocaleString("en")} \u00b7 ${tokens.toLocaleString("en")} tokens`));
   for (const [curve, n] of readings) {
     const row = box.appendChild(element("div", `row ${curve.tone}`));
@@ -35,6 +35,7 @@ function show(plot, line, box, data, part) {
     row.append(element("span", "", own === step ? curve.name : `${curve.name}, step ${own.toLocaleString("en")}`));
     row.append(element("b", "", number(curve.values[n])));
   }
+  box.classList.toggle("many", readings.length > 12);
   plot.classList.add("reads");
   // Beside the line, on the side that has room.
   const [at, width] = [place * plot.clientWidth, box.offsetWidth];
@@ -47,8 +48,8 @@ function number(value) {
   return Math.abs(value) >= 1000 ? value.toLocaleString("en") : String(value);
 }
 
-function distance([curve, n], wanted) {
-  return Math.abs(curve.tokens[n] - wanted);
+function distance(data, [curve, n], wanted) {
+  return Math.abs(curve[data.across][n] - wanted);
 }
 
 function nearest(sorted, wanted) {
