@@ -17,6 +17,7 @@ from packaging.version import Version
 from rung import config
 
 ROOT = Path(__file__).parents[1]
+LOCKED_EXTRAS = ("flax", "gpu", "tensorboard", "wandb", "test", "lint")
 NOVELS = {
     "emma": 883_029,
     "mansfield-park": 883_281,
@@ -49,7 +50,7 @@ def locked(name: str, python: str) -> dict[str, Version]:
 def test_the_lock_satisfies_what_the_project_asks_for(python, jax):
     pins = locked("requirements.lock", python)
     extras = project()["optional-dependencies"]
-    for text in [*project()["dependencies"], *extras["flax"], *extras["test"], *extras["lint"]]:
+    for text in [*project()["dependencies"], *(text for name in LOCKED_EXTRAS for text in extras[name])]:
         asked = Requirement(text)
         assert asked.specifier.contains(pins[asked.name]), f"{text}, but {pins[asked.name]} is pinned"
     assert str(pins["jax"]).startswith(jax)
