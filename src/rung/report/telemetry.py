@@ -107,7 +107,7 @@ class _Gpus:
             _or_none(self._nvml.nvmlShutdown)
 
     def _read(self, handle: Any, name: str | None) -> GpuReading:
-        nvml = self._nvml if handle is not None else None  # with nothing to ask, every reading fails
+        nvml: Any = self._nvml if handle is not None else None  # with nothing to ask, every reading fails
         memory: Any = _or_none(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         return {
             "name": name,
