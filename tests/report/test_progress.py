@@ -8,9 +8,22 @@ import textwrap
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rung.report.progress import Progress, track
-from rung.train.events import Evaluated, Finished, Note, Sampled, Saved, Skipped
+from rung.report.progress import Progress, packed, track
+from rung.train.events import (
+    Evaluated,
+    Finished,
+    Hardware,
+    Note,
+    Resumed,
+    Sampled,
+    Saved,
+    SaveFailed,
+    Skipped,
+    Spiked,
+)
 
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
@@ -30,8 +43,8 @@ def test_plain_lines_at_each_tenth(make_step):
     assert [line.split("  ")[0] for line in lines] == [
         f"step {n}/200" for n in (1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200)
     ]
-    assert lines[5].startswith("step 100/200  50%  loss 3.000  40K tokens/s  10 s left  ")
-    assert lines[5].endswith("left  learning rate 1.00e-05  gradient norm 0.50")
+    assert lines[5].startswith("step 100/200  50%  loss 3.000  smoothed 3.000  10 s left  40K tokens/s  ")
+    assert lines[5].endswith("tokens/s  learning rate 1.00e-05  gradient norm 0.50  data wait 0.5%")
 
 
 def test_the_seconds_before_the_first_step_are_explained_at_once():
@@ -80,8 +93,62 @@ def test_a_resumed_run_begins_in_the_middle_and_reckons_from_there(make_step):
 
 
 def test_the_loss_shown_is_smoothed_without_bias_and_without_bad_steps(make_step):
-    lines = lines_of(10, [make_step(1, 4.0), make_step(2, float("nan")), make_step(3, 4.0)])
-    assert all("loss 4.000" in line for line in lines)
+    losses = [4.0, 2.0, float("nan"), 5.0]
+    lines = lines_of(4, [make_step(step, loss) for step, loss in enumerate(losses, 1)])
+    assert "smoothed" not in lines[0]
+    # Each value weighs 0.98 of the one after it; the bad step does not count.
+    weights = [0.98**2, 0.98, 1.0]
+    mean = sum(w * loss for w, loss in zip(weights, [4.0, 2.0, 5.0], strict=True)) / sum(weights)
+    assert f"loss 5.000  smoothed {mean:.3f}" in lines[3]
+    assert f"loss not a number  smoothed {(0.98 * 4 + 2) / 1.98:.3f}" in lines[2]
+
+
+def test_the_wait_for_data_is_its_share_of_the_time_without_the_first_step(make_step):
+    # The first step compiles for 100 s and waits 50; then half of each second is waited.
+    steps = [make_step(1, data_wait=50.0, seconds=100.0)]
+    steps += [make_step(step, data_wait=0.5, seconds=99.0 + step) for step in range(2, 11)]
+    lines = lines_of(10, steps)
+    assert "data wait" not in lines[0]
+    assert all("data wait 50.0%" in line for line in lines[1:])
+
+
+GPU = {"utilization": 97, "memory_used": 12 << 30, "memory_total": 80 << 30, "throttled": ""}
+
+
+@pytest.mark.parametrize(
+    ("memory", "gpus", "shown"),
+    [
+        (None, [], ""),
+        (1 << 31, [], "  memory 2.0 GiB"),
+        (300 << 20, [GPU], "  memory 300 MiB  GPU 97% 12.0 GiB of 80.0 GiB"),
+        (None, [GPU, {**GPU, "utilization": 3, "throttled": "power limit"}],
+         "  2 GPUs 3-97% 24.0 GiB of 160.0 GiB held back by power limit"),
+        (None, [dict.fromkeys(GPU)], ""),
+        (None, [{**dict.fromkeys(GPU), "utilization": 50}], "  GPU 50%"),
+    ],
+)  # fmt: skip
+def test_what_the_machine_does_is_shown_as_far_as_it_is_known(make_step, memory, gpus, shown):
+    lines = lines_of(2, [make_step(1), Hardware(1, 0.5, None, None, memory, None, gpus), make_step(2)])
+    assert lines[-1].endswith("data wait 0.5%" + shown)
+
+
+def test_where_there_is_little_room_the_most_wanted_readings_stay():
+    readings = ["loss 3.000", "smoothed 3.1", "40K tokens/s", "gradient norm 0.50", "memory 1 GiB"]
+    assert packed(readings, 200, 2) == ["  ".join(readings)]
+    assert packed(readings, 40, 2) == ["loss 3.000  smoothed 3.1  40K tokens/s", "gradient norm 0.50  memory 1 GiB"]
+    assert packed(readings, 24, 2) == ["loss 3.000  smoothed 3.1", "40K tokens/s"]
+    assert packed(readings, 12, 2) == ["loss 3.000", "smoothed 3.1"]
+    assert packed(readings, 4, 2) == ["loss 3.000"]
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=30), max_size=12), st.integers(1, 100), st.integers(1, 4))
+def test_packed_lines_fit_and_keep_whole_readings_in_order(readings, columns, most):
+    lines = packed(readings, columns, most)
+    assert len(lines) <= most
+    assert all(len(line) <= columns for line in lines[1:])
+    shown = iter(readings)
+    assert all(one in shown for line in lines for one in line.split("  "))
+    assert [lines[0].split("  ")[0]] == readings[:1] if readings else not lines
 
 
 def test_what_happens_is_said_on_plain_lines(make_step):
@@ -89,7 +156,12 @@ def test_what_happens_is_said_on_plain_lines(make_step):
         Evaluated(10, 40960, 2.5, 12.182, 1.25, 99, 1.0, True),
         Sampled(10, "Once ", "upon\x1b[2J a time\x07"),
         Sampled(10, "", "x" * 5000),
-        Skipped(11, 2, "the gradient is not finite"),
+        Skipped(11, 2, "the gradient is not finite", list(range(1, 12)), "gradient of head.weight: nan"),
+        Skipped(12, 1, "the gradient is not finite", [], ""),
+        Spiked(12, 9.25, 4.5),
+        SaveFailed(12, "No space left on device", 8),
+        SaveFailed(12, "No space left on device", None),
+        Resumed(12, ["train.steps 100 -> 200", "checkpoint.keep 2 -> 5\x1b[2J"]),
         Note(12, "profile written"),
         Saved(12, "checkpoints/12"),
         Finished(12, 49152, 192.0, "all steps done"),
@@ -102,6 +174,15 @@ def test_what_happens_is_said_on_plain_lines(make_step):
     assert lines[5].endswith("x ...")
     assert lines[6:] == [
         "step 11 skipped, 2 in a row: the gradient is not finite",
+        "    gradient of head.weight: nan",
+        "    documents 1, 2, 3, 4, 5, 6, 7, 8 and 3 more",
+        "step 12 skipped, 1 in a row: the gradient is not finite",
+        "step 12: the loss leapt to 9.250, over 4.500",
+        "step 12 was not saved: No space left on device; last whole checkpoint: step 8; it is tried again",
+        "step 12 was not saved: No space left on device; last whole checkpoint: none; it is tried again",
+        "resumed from step 12 of 100",
+        "    train.steps 100 -> 200",
+        "    checkpoint.keep 2 -> 5\\x1b[2J",
         "step 12: profile written",
         "all steps done: 12 steps, 49,152 tokens, 3 min 12 s",
         "done: 1 step, 1 token, 1.0 s",

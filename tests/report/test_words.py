@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rung.report.words import count, decimal, duration, excerpt, plural, safe, short, visible
+from rung.report.words import count, decimal, duration, excerpt, listed, plural, safe, short, size, visible
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,22 @@ def test_decimal(number, text):
 def test_count():
     assert count(1234567) == "1,234,567"
     assert [plural(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+
+
+def test_size():
+    assert [size(n) for n in (0, 300 << 20, (1 << 30) - 1, 1 << 30, 141 << 30)] == [
+        "0 MiB", "300 MiB", "1024 MiB", "1.0 GiB", "141.0 GiB",
+    ]  # fmt: skip
+
+
+def test_listed():
+    assert [listed(range(n), 3) for n in (0, 1, 3, 4, 1005)] == [
+        "",
+        "0",
+        "0, 1, 2",
+        "0, 1, 2 and 1 more",
+        "0, 1, 2 and 1,002 more",
+    ]
 
 
 @given(st.text(st.characters(exclude_categories=("Cc", "Cs"))), st.integers(1, 4), st.integers(8, 40))

@@ -7,17 +7,32 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from rung.report.words import count, decimal, duration, excerpt, plural, short
-from rung.train.events import Evaluated, Event, Finished, Note, Sampled, Saved, Skipped, StepDone
+from rung.report.words import count, decimal, duration, excerpt, listed, plural, short, size, visible
+from rung.train.events import (
+    Evaluated,
+    Event,
+    Finished,
+    Hardware,
+    Note,
+    Resumed,
+    Sampled,
+    SaveFailed,
+    Skipped,
+    Spiked,
+    StepDone,
+)
 
 REFRESHES_PER_SECOND = 4
 LONG_SECONDS = 2.0  # work shorter than this has no bar
-SMOOTHING = 0.98  # weight of the past in the loss shown: some fifty steps
+SMOOTHING = 0.98  # weight of the past in what is smoothed: some fifty steps
+READING_LINES = 2  # of the live view, under the bar
+BAR_COLUMNS = 24
+GAP = 2  # columns between two readings
 COMPILING = "compiling the first step ..."
-INDENT = " " * 4  # before the text of a sample, whose first two lines are shown; the log has all of it
+INDENT = " " * 4  # before what belongs to the line above; of a sample two lines are shown, and the log has all of it
 
 OnProgress = Callable[[int, "int | None"], None]
 
@@ -25,9 +40,9 @@ OnProgress = Callable[[int, "int | None"], None]
 class Progress:
     """A listener that shows a run on standard error.
 
-    Within ``with``, on a terminal: two live lines, redrawn a few times a second from the newest event, with what
-    happens scrolling by above them. Else plain lines: every tenth of the run, and whatever happens.
-    A terminal that goes away stops no run.
+    Within ``with``, on a terminal: a few live lines, redrawn a few times a second from the newest events, with what
+    happens scrolling by above them; of the readings those that there is room for, the most wanted first. Else plain
+    lines: every tenth of the run, and whatever happens. A terminal that goes away stops no run.
 
     Args:
         total_steps: of the whole run, so that a resumed one begins in the middle.
@@ -41,7 +56,8 @@ class Progress:
         self._step: StepDone | None = None
         self._first: StepDone | None = None
         self._validation: Evaluated | None = None
-        self._loss_sum = self._loss_weight = 0.0
+        self._hardware: Hardware | None = None
+        self._loss, self._wait, self._pace = _Mean(), _Mean(), _Mean()
 
     def __enter__(self) -> Progress:
         if is_live(self._stream):
@@ -70,32 +86,51 @@ class Progress:
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepDone):
             self._on_step(event)
-        elif isinstance(event, Evaluated):
-            self._validation = event
-            best = "  (best so far)" if event.is_best else ""
-            self._say(f"validation at step {count(event.step)}: {_scores(event)}{best}")
-        elif isinstance(event, Sampled):
-            lines = excerpt(event.prompt + event.text) or ["(empty)"]
-            self._say("\n".join([f"sample at step {count(event.step)}:", *(INDENT + line for line in lines)]))
-        elif isinstance(event, Skipped):
-            self._say(f"step {count(event.step)} skipped, {event.in_a_row} in a row: {event.reason}")
-        elif isinstance(event, Note):
-            self._say(f"step {count(event.step)}: {event.text}")
-        elif isinstance(event, Finished):
-            amount = f"{plural(event.step, 'step')}, {plural(event.tokens, 'token')}, {duration(event.seconds)}"
-            self._say(f"{event.reason}: {amount}")
+        elif isinstance(event, Hardware):
+            self._hardware = event
         else:
-            assert isinstance(event, Saved)  # a routine matter: the log has it
+            if isinstance(event, Evaluated):
+                self._validation = event
+            if text := self._said(event):
+                self._say(text)
 
     def _on_step(self, event: StepDone) -> None:
         before = self._step
         self._step = event
         self._first = self._first or event
         if math.isfinite(event.loss):
-            self._loss_sum = SMOOTHING * self._loss_sum + (1 - SMOOTHING) * event.loss
-            self._loss_weight = SMOOTHING * self._loss_weight + (1 - SMOOTHING)
+            self._loss.add(event.loss)
+        if before and event.step > before.step:
+            # The first step compiles, and its wait lies before the first reading of the clock.
+            self._pace.add((event.seconds - before.seconds) / (event.step - before.step))
+            self._wait.add(event.data_wait)
         if not self._live and (before is None or self._done(before, 10) != self._done(event, 10)):
             self._say(self._line(event))
+
+    def _said(self, event: Event) -> str:
+        """Return what is said of an event, in one line or more; nothing of routine matters, which the log has."""
+        at = f"step {count(event.step)}"
+        if isinstance(event, Evaluated):
+            return f"validation at {at}: {_scores(event)}{'  (best so far)' if event.is_best else ''}"
+        if isinstance(event, Sampled):
+            return _lines(f"sample at {at}:", excerpt(event.prompt + event.text) or ["(empty)"])
+        if isinstance(event, Skipped):
+            found = [f"documents {listed(event.documents)}"] if event.documents else []
+            found = [event.largest, *found] if event.largest else found
+            return _lines(f"{at} skipped, {event.in_a_row} in a row: {event.reason}", found)
+        if isinstance(event, Spiked):
+            return f"{at}: the loss leapt to {decimal(event.loss)}, over {decimal(event.threshold)}"
+        if isinstance(event, SaveFailed):
+            last = "none" if event.last_whole is None else f"step {count(event.last_whole)}"
+            return f"{at} was not saved: {event.reason}; last whole checkpoint: {last}; it is tried again"
+        if isinstance(event, Resumed):
+            return _lines(f"resumed from {at} of {count(self._total)}", event.changes)
+        if isinstance(event, Note):
+            return f"{at}: {event.text}"
+        if isinstance(event, Finished):
+            amount = f"{plural(event.step, 'step')}, {plural(event.tokens, 'token')}, {duration(event.seconds)}"
+            return f"{event.reason}: {amount}"
+        return ""
 
     def _line(self, event: StepDone) -> str:
         place = f"step {count(event.step)}/{count(self._total)}  {self._done(event, 100)}%"
@@ -103,16 +138,19 @@ class Progress:
 
     def _readings(self, event: StepDone) -> list[str]:
         """Return what is measured now, each with its name, the most wanted first."""
-        loss = self._loss_sum / self._loss_weight if self._loss_weight else math.nan
-        readings = [f"loss {decimal(loss)}"]
+        readings = [f"loss {decimal(event.loss)}"]
+        if event is not self._first:
+            readings.append(f"smoothed {decimal(self._loss.value)}")
         if self._validation:
             readings.append(f"last validation {decimal(self._validation.loss)}")
-        readings.append(f"{short(event.tokens_per_second)} tokens/s")
         if (left := self._seconds_left(event)) is not None:
             readings.append(f"{duration(left)} left")
+        readings.append(f"{short(event.tokens_per_second)} tokens/s")
         readings.append(f"learning rate {event.learning_rate:.2e}")
         readings.append(f"gradient norm {decimal(event.gradient_norm, 2)}")
-        return readings
+        if self._pace.value > 0:
+            readings.append(f"data wait {self._wait.value / self._pace.value:.1%}")
+        return readings + _machine(self._hardware)
 
     def _done(self, event: StepDone, parts: int) -> int:
         """Return how many whole ``parts`` of the run are done: never more than there are, and none before its time."""
@@ -132,26 +170,44 @@ class Progress:
         from rich.table import Table
         from rich.text import Text
 
-        event = self._step
-        if event is None:
+        event, live = self._step, self._live
+        if event is None or live is None:
             return Text(COMPILING, style="dim")
-        heading = Table.grid(padding=(0, 2))
-        heading.add_row(
-            Text(f"step {count(event.step)}/{count(self._total)}", no_wrap=True),
-            ProgressBar(total=max(1, self._total), completed=event.step, width=24),
-            Text(f"{self._done(event, 1000) / 10:.1f}%", no_wrap=True),
-        )
+        columns = live.console.width
+        place, part = f"step {count(event.step)}/{count(self._total)}", f"{self._done(event, 1000) / 10:.1f}%"
+        heading = Table.grid(padding=(0, GAP))
+        bar = min(BAR_COLUMNS, columns - len(place) - len(part) - 2 * GAP)
+        cells: list[Any] = [Text(place, no_wrap=True), Text(part, no_wrap=True)]
+        if bar >= BAR_COLUMNS // 4:
+            cells.insert(1, ProgressBar(total=max(1, self._total), completed=event.step, width=bar))
+        heading.add_row(*cells)
         lines = Table.grid()
         lines.add_row(heading)
-        lines.add_row(Text("  ".join(self._readings(event)), no_wrap=True, overflow="ellipsis"))
+        for line in packed(self._readings(event), columns, READING_LINES):
+            lines.add_row(Text(line, no_wrap=True, overflow="ellipsis"))
         return lines
 
     def _say(self, text: str) -> None:
+        text = visible(text)
         with contextlib.suppress(OSError, ValueError):  # nobody is there to read it any more
             if self._live:
                 self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
             else:
                 print(text, file=self._stream, flush=True)
+
+
+def packed(readings: Sequence[str], columns: int, lines: int) -> list[str]:
+    """Return readings set into at most so many lines, in order; those that there is no room for are left out.
+
+    The first is always there, however narrow the terminal is.
+    """
+    set_lines: list[str] = []
+    for reading in readings:
+        if set_lines and len(set_lines[-1]) + GAP + len(reading) <= columns:
+            set_lines[-1] += " " * GAP + reading
+        elif not set_lines or (len(set_lines) < lines and len(reading) <= columns):
+            set_lines.append(reading)
+    return set_lines
 
 
 @contextlib.contextmanager
@@ -175,6 +231,21 @@ def track(total: int | None, description: str, stream: TextIO | None = None) -> 
 def is_live(stream: TextIO) -> bool:
     """Return whether ``stream`` is a terminal that lines can be redrawn on."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class _Mean:
+    """A mean in which the past weighs ever less; without a bias towards how it began."""
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+
+    def add(self, value: float) -> None:
+        self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
+        self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight if self._weight else math.nan
 
 
 class _Bar:
@@ -213,6 +284,32 @@ class _Bar:
 
 def _nothing(done: int, total: int | None = None) -> None:
     pass
+
+
+def _lines(heading: str, below: Sequence[str]) -> str:
+    return "\n".join([heading, *(INDENT + line for line in below)])
+
+
+def _machine(hardware: Hardware | None) -> list[str]:
+    """Return what was last read of memory and GPUs, as far as anybody could tell."""
+    if hardware is None:
+        return []
+    readings = [] if hardware.process_memory is None else [f"memory {size(hardware.process_memory)}"]
+    gpus = hardware.gpus
+    parts = []
+    if busy := sorted(_known(gpus, "utilization")):
+        parts.append(f"{busy[0]:.0f}%" if busy[0] == busy[-1] else f"{busy[0]:.0f}-{busy[-1]:.0f}%")
+    if total := sum(_known(gpus, "memory_total")):
+        parts.append(f"{size(sum(_known(gpus, 'memory_used')))} of {size(total)}")
+    if held := sorted({str(gpu["throttled"]) for gpu in gpus if gpu.get("throttled")}):
+        parts.append(f"held back by {', '.join(held)}")
+    if parts:
+        readings.append(" ".join(["GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs", *parts]))
+    return readings
+
+
+def _known(gpus: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [value for gpu in gpus if isinstance(value := gpu.get(name), int | float)]
 
 
 def _scores(event: Evaluated) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 from html import escape
 
 NEWLINE, TAB = "⏎", "⇥"
@@ -56,6 +57,17 @@ def duration(seconds: float) -> str:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def size(n_bytes: float) -> str:
+    """Return an amount of memory: 512 MiB, 1.2 GiB."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def listed(numbers: Sequence[int], most: int = 8) -> str:
+    """Return the first of some numbers, and how many more there are: 3, 7, 11 and 2 more."""
+    shown = ", ".join(count(number) for number in numbers[:most])
+    return f"{shown} and {count(len(numbers) - most)} more" if len(numbers) > most else shown
 
 
 def visible(text: str) -> str:
