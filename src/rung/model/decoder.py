@@ -21,6 +21,9 @@ from rung.model.weights import Tree, Weight, WeightTable
 Cache = dict[str, list[jax.Array]]
 """Keys and values of each layer, [B, S, G, K]: row s belongs to position s."""
 
+# Names for profiles and for finding where a value went wrong; they are no part of what is computed.
+_named = jax.named_scope
+
 _USES_PER_LAYER = 64  # numbers of dropout masks set aside for a layer: its sites, and the blocks of its attention
 
 
@@ -66,7 +69,8 @@ class Decoder:
             keys_B: one PRNG key a row for dropout; ``None`` turns it off.
         """
         x_BTD = self.hidden(weights, batch["tokens"], batch.get("segments"), keys_B)
-        loss_sum, targets = cross_entropy(x_BTD, *self._head(weights), batch["targets"])
+        with _named("loss"):
+            loss_sum, targets = cross_entropy(x_BTD, *self._head(weights), batch["targets"])
         return loss_sum, targets, {}
 
     def hidden(
@@ -136,20 +140,22 @@ class Decoder:
         keys_B: jax.Array | None,
     ) -> jax.Array:
         c = self.config
-        x = weights["embedding"]["tokens"][tokens_BT]
-        if c.positions == "learned":
-            x = x + weights["embedding"]["positions"][positions_BT]
-        x = self._drop("embedding", x.astype(c.compute_dtype), keys_B, use=0)
+        with _named("embedding"):
+            x = weights["embedding"]["tokens"][tokens_BT]
+            if c.positions == "learned":
+                x = x + weights["embedding"]["positions"][positions_BT]
+            x = self._drop("embedding", x.astype(c.compute_dtype), keys_B, use=0)
         for number, layer in enumerate(weights.get("layers", ())):
             use = (number + 1) * _USES_PER_LAYER
-            y = self._attention(
-                layer["attention"], self._norm(layer["attention_norm"], x), number, positions_BT, attend
-            )
-            x = x + self._drop("residual", y, keys_B, use)
-            y = self._mlp(layer["mlp"], self._norm(layer["mlp_norm"], x), keys_B, use + 1)
-            x = x + self._drop("residual", y, keys_B, use + 2)
-        return self._norm(weights["final_norm"], x)
+            with _named(f"layers.{number}"):
+                y = self._norm(layer, "attention_norm", x)
+                y = self._attention(layer["attention"], y, number, positions_BT, attend)
+                x = x + self._drop("residual", y, keys_B, use)
+                y = self._mlp(layer["mlp"], self._norm(layer, "mlp_norm", x), keys_B, use + 1)
+                x = x + self._drop("residual", y, keys_B, use + 2)
+        return self._norm(weights, "final_norm", x)
 
+    @_named("attention")
     def _attention(
         self, w: Tree, x_BTD: jax.Array, number: int, positions_BT: jax.Array, attend: Callable
     ) -> jax.Array:
@@ -172,6 +178,7 @@ class Decoder:
         y_BTHK = attend(number, q, k, v)
         return layers.project(y_BTHK, w["output"], w.get("output_bias"), n_inputs=2)
 
+    @_named("mlp")
     def _mlp(self, w: Tree, x_BTD: jax.Array, keys_B: jax.Array | None, use: int) -> jax.Array:
         activation = layers.ACTIVATIONS[self.config.activation]
         up_BTF = layers.project(x_BTD, w["up"], w.get("up_bias"))
@@ -181,10 +188,12 @@ class Decoder:
             h_BTF = activation(up_BTF)
         return layers.project(self._drop("mlp", h_BTF, keys_B, use), w["down"], w.get("down_bias"))
 
-    def _norm(self, w: Tree, x: jax.Array) -> jax.Array:
-        if self.config.norm == "rmsnorm":
-            return layers.rms_norm(x, w["scale"], self.config.norm_epsilon)
-        return layers.layer_norm(x, w["scale"], w.get("bias"), self.config.norm_epsilon)
+    def _norm(self, weights: Tree, name: str, x: jax.Array) -> jax.Array:
+        w = weights[name]
+        with _named(name):
+            if self.config.norm == "rmsnorm":
+                return layers.rms_norm(x, w["scale"], self.config.norm_epsilon)
+            return layers.layer_norm(x, w["scale"], w.get("bias"), self.config.norm_epsilon)
 
     def _head(self, weights: Tree) -> tuple[jax.Array, jax.Array | None]:
         head = weights.get("head", {})
