@@ -44,7 +44,8 @@ TENSORBOARD, WANDB = "tensorboard", "wandb"  # the packages, their extras, and t
 RUN_ID = "run-id"  # in wandb/: the run's name at Weights & Biases
 MOST_WAITING = 10_000  # events that a tracker may be behind before it is given up
 CLOSE_SECONDS = 60.0  # given to a tracker at the end to finish its work
-UPLOAD_SECONDS = 45.0  # of them, given to Weights & Biases to send what is left; it stays in wandb/ all the same
+START_SECONDS = 30.0  # given to Weights & Biases to answer at the start of an online run
+UPLOAD_SECONDS = 45.0  # of those, given to Weights & Biases to send what is left; it stays in wandb/ all the same
 FLUSH_SECONDS = 2.0  # between flushes of TensorBoard's file, when there are events
 MIB = 2**20
 
@@ -232,7 +233,7 @@ def _hardware(event: Hardware) -> dict[str, float]:
 class TensorBoard:
     """Writes a run to one more file in a folder that ``tensorboard --logdir`` shows.
 
-    The file begins with a session at the step after ``done``: TensorBoard forgets what earlier files have from there on.
+    The file begins with a session at the step after ``done``: TensorBoard drops what earlier files have from there on.
     Its horizontal axis is the step; the target tokens are a curve of their own, ``train/tokens``.
 
     Raises:
@@ -384,6 +385,7 @@ def _quiet_settings(wandb: Any) -> Any:
         x_disable_meta=True,
         x_disable_stats=True,
         x_save_requirements=False,
+        init_timeout=START_SECONDS,
         finish_timeout=UPLOAD_SECONDS,
         reinit="create_new",  # whatever else in this process has a run of its own
     )
