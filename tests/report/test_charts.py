@@ -111,4 +111,5 @@ def test_labels_of_one_axis_are_in_one_notation():
     assert labels([0, 0.0002, 0.001]) == ["0", "2e−4", "1e−3"]
     assert labels([0, 2000]) == ["0", "2,000"]
     assert labels([0, 20_000]) == ["0", "20K"]
+    assert labels([1e-4, 1e-2, 1]) == ["1e−4", "1e−2", "1e0"]
     assert labels([-0.5, 0.0, 0.30000000000000004]) == ["−0.5", "0", "0.3"]

@@ -199,7 +199,7 @@ def test_tables_show_weights_settings_events_and_versions(write_run):
     assert "blocks.0-11.mlp.up" in text
     assert f"{38_400 + 12 * 65_536 + 128:,}" in text
     assert "stopping: <time> is up" in text
-    assert "update skipped, 1 in a row" in text
+    assert "skipped the gradient is not finite" in text
     assert "device.kind" in text
     source = (run / "report.html").read_text()
     changed = re.findall(r"<tr class=changed[^>]*><th><code>(\w+)</code>", source)

@@ -129,10 +129,10 @@ def chart(
 
 def labels(places: Sequence[float]) -> list[str]:
     """Return the ticks of one axis as text, all of them in one notation."""
-    greatest = max((abs(place) for place in places), default=0.0)
-    if greatest >= 1e4:
+    sizes = [abs(place) for place in places if place] or [1.0]
+    if max(sizes) >= 1e4:
         return [short(place) for place in places]
-    if 0 < greatest < 0.01:
+    if max(sizes) < 0.01 or min(sizes) < 0.001:
         return [_powers_of_ten(place) for place in places]
     return [f"{place:,.6g}".replace("-", MINUS) for place in places]
 

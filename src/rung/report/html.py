@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from rung import config as settings
 from rung.config import Config
-from rung.report.charts import Curve, Mark, chart
+from rung.report.figures import loss_charts, machine_charts, training_charts
 from rung.report.files import whole_file
+from rung.report.history import event_table, lineage_table, started_from
 from rung.report.metrics import Metrics, read_metrics, read_samples
 from rung.report.plots import loss_curves
-from rung.report.series import smooth, thin
-from rung.report.tables import Parameter, config_table, environment_table, event_table, parameter_table
+from rung.report.tables import Parameter, config_table, environment_table, parameter_table
 from rung.report.words import count, decimal, duration, plural, safe, short
 from rung.train.events import Evaluated, Sampled
 
@@ -40,13 +40,14 @@ class Run:
     parameters: Sequence[Parameter] = ()
     environment: dict[str, Any] | None = None  # versions and device; None where they were not recorded
     problems: Sequence[str] = ()  # what could not be read
+    lineage: dict[str, Any] | None = None  # of lineage.json; None where the run began with fresh weights
 
 
 def write_report(run_folder: str | Path, parameters: Sequence[Parameter] = ()) -> Path:
     """Write ``report.html`` and ``loss.png`` of a run, finished or not, and return the report's path.
 
-    Reads ``config.toml``, ``metrics.jsonl``, ``samples.jsonl`` and ``environment.json``; any but the first may be
-    missing.
+    Reads ``config.toml``, ``metrics.jsonl``, ``samples.jsonl``, ``environment.json`` and ``lineage.json``; any but the
+    first may be missing.
 
     Args:
         run_folder: of the run.
@@ -70,15 +71,10 @@ def read_run(folder: Path, parameters: Sequence[Parameter] = ()) -> Run:
     config = settings.load(folder / "config.toml")
     metrics = read_metrics(folder / "metrics.jsonl")
     samples, problems = read_samples(folder / "samples.jsonl")
-    environment = None
-    try:
-        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        pass
-    except ValueError as error:
-        problems = [*problems, f"environment.json: {error}"]
+    problems = [*metrics.problems, *problems]
+    environment, lineage = (_json(folder / name, problems) for name in ("environment.json", "lineage.json"))
     name = config.name or folder.resolve().name
-    return Run(name, config, metrics, samples, parameters, environment, [*metrics.problems, *problems])
+    return Run(name, config, metrics, samples, parameters, environment, problems, lineage)
 
 
 def page(run: Run) -> str:
@@ -89,12 +85,14 @@ def page(run: Run) -> str:
         [
             _heading(run),
             _numbers(run),
-            _section("Loss", _loss_charts(run.metrics)),
-            _section("Optimisation and speed", _training_charts(run.metrics)),
+            _section("Loss", loss_charts(run.metrics)),
+            _section("Optimisation and speed", training_charts(run.metrics)),
+            _section("Machine", machine_charts(run.metrics)),
             _section("Samples", _samples(run)),
+            _section("Events", event_table(run.metrics)),
+            _section("Lineage", lineage_table(run.lineage) if run.lineage else ""),
             _section("Parameters", parameter_table(run.parameters)),
             _section("Config", config_table(run.config)),
-            _section("Events", event_table(run.metrics)),
             _section("Device and versions", environment_table(run.environment)),
         ]
     )
@@ -124,7 +122,8 @@ def page(run: Run) -> str:
 
 def _heading(run: Run) -> str:
     problems = "".join(f'<p class="problem">{safe(problem)}</p>' for problem in run.problems)
-    return f'<header><h1>{safe(run.name)}</h1><p class="lead">{safe(_summary(run))}</p>{problems}</header>'
+    origin = f'<p class="lead">{safe(started_from(run.lineage))}</p>' if run.lineage else ""
+    return f'<header><h1>{safe(run.name)}</h1><p class="lead">{safe(_summary(run))}</p>{origin}{problems}</header>'
 
 
 def _summary(run: Run) -> str:
@@ -216,56 +215,6 @@ def _flops(steps: dict[str, np.ndarray]) -> str:
     return f"{short(flops / 1e9)} GFLOP/s achieved" if flops else "median of the steps"
 
 
-# Charts
-
-
-def _loss_charts(metrics: Metrics) -> str:
-    curves = [*_raw_and_smooth(metrics, "loss", "train"), *_validation(metrics, "loss")]
-    figures = f'<div class="wide">{chart("Loss", "nats per token", curves, _skip_marks(metrics))}</div>'
-    if any(event.bits_per_byte is not None for event in metrics.evaluations):
-        figures += chart("Validation, bits per byte", "", _validation(metrics, "bits_per_byte"))
-    if metrics.evaluations:
-        figures += chart("Validation perplexity", "per token", _validation(metrics, "perplexity"))
-    return f'<div class="charts">{figures}</div>'
-
-
-def _training_charts(metrics: Metrics) -> str:
-    steps = metrics.steps
-    rate = Curve("learning rate", steps["tokens"], steps["step"], steps["learning_rate"]).thinned()
-    gradient = _raw_and_smooth(metrics, "gradient_norm", "plain")
-    speed = _raw_and_smooth(metrics, "tokens_per_second", "plain")
-    wait = _raw_and_smooth(metrics, "data_wait", "plain", scale=1000)
-    figures = [
-        chart("Learning rate", "", [rate], from_zero=True),
-        chart("Gradient norm", "before clipping", gradient, _skip_marks(metrics)),
-        chart("Speed", "tokens per second", speed, from_zero=True),
-        chart("Waiting for data", "milliseconds per step", wait, from_zero=True),
-    ]
-    return f'<div class="charts">{"".join(figures)}</div>'
-
-
-def _raw_and_smooth(metrics: Metrics, field: str, tone: Literal["train", "plain"], scale: float = 1.0) -> list[Curve]:
-    steps = metrics.steps
-    prefix = "train, " if tone == "train" else ""
-    raw = Curve(f"{prefix}each step", steps["tokens"], steps["step"], steps[field] * scale, tone, "faint")
-    smoothed = Curve(f"{prefix}smoothed", raw.tokens, raw.steps, smooth(raw.values), tone)
-    shown = thin(raw.values)
-    return [raw.at(shown), smoothed.at(shown)] if len(shown) > 1 else [raw.at(shown)]
-
-
-def _validation(metrics: Metrics, field: str) -> list[Curve]:
-    events = metrics.evaluations
-    values = np.array([np.nan if getattr(e, field) is None else getattr(e, field) for e in events], np.float64)
-    tokens, steps = (np.array([getattr(e, name) for e in events], np.int64) for name in ("tokens", "step"))
-    return [Curve("validation", tokens, steps, values, "validation", "points").thinned()]
-
-
-def _skip_marks(metrics: Metrics) -> list[Mark]:
-    steps = metrics.steps
-    (skipped,) = np.nonzero(steps["skipped"])
-    return [Mark(int(steps["tokens"][n]), f"update of step {steps['step'][n]:,} skipped") for n in skipped]
-
-
 # Samples
 
 
@@ -301,7 +250,22 @@ def _sample(sample: Sampled, losses: dict[int, float]) -> str:
 
 
 def _section(title: str, content: str) -> str:
-    return f"<section><h2>{title}</h2>{content}</section>"
+    return f"<section><h2>{title}</h2>{content}</section>" if content else ""
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
+    """Return what a JSON file of one object holds; ``None`` where it is missing, or cannot be read, which is noted."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name}: {error}")
+        return None
+    if not isinstance(value, dict):
+        problems.append(f"{path.name}: is not one JSON object")
+        return None
+    return value
 
 
 def _last(values: np.ndarray, otherwise: float) -> float:

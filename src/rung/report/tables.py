@@ -1,4 +1,4 @@
-"""The report's tables: parameters, config, events, device and versions."""
+"""The report's tables: parameters, config, device and versions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 from rung import config as settings
 from rung.config import Config
 from rung.errors import RungError
-from rung.report.metrics import Metrics
 from rung.report.words import count, safe
 
-MOST_EVENTS = 60
 TIMES = " × "
 
 Parameter = tuple[str, tuple[int, ...], int, bool]  # path, shape, count, whether it decays
@@ -74,29 +72,6 @@ def config_table(config: Config) -> str:
     )
 
 
-def event_table(metrics: Metrics) -> str:
-    """Return what happened beside plain steps as HTML: notes, skipped updates, ends, and how much was saved."""
-    happened = [(event.step, event.text) for event in metrics.notes]
-    happened += [(e.step, f"update skipped, {e.in_a_row} in a row: {e.reason}") for e in metrics.skipped]
-    happened += [(event.step, f"ended: {event.reason}") for event in metrics.finished]
-    happened.sort(key=lambda row: row[0])
-    said = []
-    if metrics.saved:
-        said.append(f"Checkpoints saved: {count(len(metrics.saved))}, last at step {count(metrics.saved[-1].step)}.")
-    if skipped := int(metrics.steps["skipped"].sum()):
-        said.append(f"Updates skipped: {count(skipped)} of {count(len(metrics.steps['step']))} logged.")
-    if len(happened) > MOST_EVENTS:
-        said.append(f"The last {MOST_EVENTS} of {count(len(happened))} events; metrics.jsonl has all.")
-    note = f'<p class="note">{" ".join(said) or "No checkpoint was saved, no update skipped."}</p>'
-    if not happened:
-        return note
-    rows = "".join(
-        f'<tr><td class="number">{count(step)}</td><td>{safe(text)}</td></tr>' for step, text in happened[-MOST_EVENTS:]
-    )
-    head = '<thead><tr><th class="number">Step</th><th>What happened</th></tr></thead>'
-    return f'{note}<table class="events">{head}<tbody>{rows}</tbody></table>'
-
-
 def environment_table(environment: Mapping[str, Any] | None) -> str:
     """Return versions and device as HTML; nested names are joined by dots."""
     if not environment:
@@ -119,6 +94,8 @@ _NEEDS: dict[str, Callable[[Config], bool]] = {
     "train.muon_learning_rate": lambda config: config.train.optimizer == "muon",
     "train.decay_steps": lambda config: config.train.schedule == "wsd",
     "train.decay_tokens": lambda config: config.train.schedule == "wsd",
+    "track.wandb_project": lambda config: config.track.wandb,
+    "track.wandb_mode": lambda config: config.track.wandb,
 }
 
 # Whether a value is the one that a run fills in for a 0, as far as the config can tell.
@@ -128,6 +105,7 @@ _FILLED_IN: dict[str, Callable[[Config], bool]] = {
         or bool(config.tokenizer.file)
         or config.model.vocab_size <= config.tokenizer.vocab_size
     ),
+    "train.norms_every_steps": lambda config: config.train.norms_every_steps == max(1, config.train.steps // 100),
     "evaluate.every_steps": lambda config: config.evaluate.every_steps == max(1, config.train.steps // 10),
     "sample.every_steps": lambda config: config.sample.every_steps == config.evaluate.every_steps,
     "checkpoint.every_steps": lambda config: config.checkpoint.every_steps == config.evaluate.every_steps,
