@@ -79,8 +79,6 @@ def read_run(folder: Path, parameters: Sequence[Parameter] = ()) -> Run:
 
 def page(run: Run) -> str:
     """Return the report as HTML."""
-    style = resources.files("rung.report").joinpath("page.css").read_text(encoding="utf-8")
-    script = resources.files("rung.report").joinpath("page.js").read_text(encoding="utf-8")
     body = "\n".join(
         [
             _heading(run),
@@ -96,15 +94,30 @@ def page(run: Run) -> str:
             _section("Device and versions", environment_table(run.environment)),
         ]
     )
+    return document(f"{run.name} · Rung report", body)
+
+
+def document(title: str, body: str, *more_styles: str) -> str:
+    """Return an HTML page that needs nothing but itself: the house's style, the body, the reading under the pointer.
+
+    Args:
+        title: as text.
+        body: as HTML.
+        more_styles: names of style sheets beside the house's.
+    """
+    style, script, *more = (
+        resources.files("rung.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js", *more_styles)
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{safe(run.name)} · Rung report</title>
+<title>{safe(title)}</title>
 <style>
-{style}</style>
+{style}{"".join(more)}</style>
 </head>
 <body>
 <main>
