@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from rung.model import Decoder
     from rung.run.demo import demo
     from rung.run.folder import Run
-    from rung.run.training import resume, train
+    from rung.run.resuming import resume
+    from rung.run.training import train
     from rung.run.use import evaluate, generate
     from rung.tokens.store import TokenStore
     from rung.tokens.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ _HOMES = {
     "Tokenizer": "tokens.tokenizer",
     "demo": "run.demo",
     "train": "run.training",
-    "resume": "run.training",
+    "resume": "run.resuming",
     "evaluate": "run.use",
     "generate": "run.use",
 }

@@ -125,7 +125,7 @@ def test_a_bare_file_needs_its_tokenizer(byte_file, text, tmp_path):
 
 
 def test_a_bare_file_trains_resumes_and_notices_a_change(train_tiny, byte_file, tmp_path):
-    from rung.run.training import resume
+    from rung.run.resuming import resume
     from rung.run.use import evaluate
 
     path = bare(tmp_path / "t.safetensors", np.arange(2000) % 256 + 1)

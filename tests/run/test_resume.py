@@ -15,8 +15,9 @@ from safetensors.numpy import load_file
 
 from run.same import same_state, same_weights, told
 from rung.errors import RungError
-from rung.report.metrics import MetricsLog
-from rung.run.training import Interrupted, resume, train
+from rung.report.metrics import MetricsLog, read_metrics
+from rung.run.resuming import resume
+from rung.run.training import Interrupted, train
 from rung.train.events import StepDone
 
 
@@ -136,14 +137,130 @@ def test_a_run_can_be_made_longer_and_not_shorter(done):
     config = (done / "config.toml").read_text(encoding="utf-8")
     for steps in (5, 0, -3):
         with pytest.raises(RungError, match=r"has done 12 steps|train\.steps is -3|no length"):
-            resume(done, steps, say=quietly)
+            resume(done, steps, reschedule=True, say=quietly)
         assert (done / "config.toml").read_text(encoding="utf-8") == config
+    # The end of a cosine is not the middle of a longer one.
+    with pytest.raises(
+        RungError, match=r"cosine schedule of 12 steps is not the beginning of one of 15: .* 0\.0001, and"
+    ) as no:
+        resume(done, 15, say=quietly)
+    assert "--reschedule" in no.value.hint
+    assert (done / "config.toml").read_text(encoding="utf-8") == config
     said: list[str] = []
-    result = resume(done, 15, say=said.append)
-    assert "train.steps 12 -> 15" in said[0]
+    result = resume(done, 15, reschedule=True, say=said.append)
+    assert "train.steps 12 -> 15" in said
+    assert any("learning rate rescheduled: at step 12 it was 0.0001, and would go on at" in line for line in said)
     assert result["steps"] == 15
     assert [step for step, *_ in told(done)[0]] == list(range(1, 16))
     assert "steps = 15" in (done / "config.toml").read_text(encoding="utf-8")
+    (resumed,) = read_metrics(done / "metrics.jsonl").resumed
+    assert resumed.step == 12
+    assert "train.steps 12 -> 15" in resumed.changes
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [{"train.schedule": "constant"}, {"train.schedule": "wsd", "train.decay_steps": 3}],
+    ids=["constant", "wsd"],
+)
+def test_a_schedule_whose_beginning_is_the_same_is_extended_to_the_longer_run(train_tiny, tmp_path, schedule):
+    changes = {**schedule, "train.warmup_steps": 2}
+    with_limit = train_tiny(tmp_path / "run", {**changes, "train.steps": 12})
+    assert with_limit["steps"] == 12
+    longer = train_tiny(tmp_path / "longer", {**changes, "train.steps": 16})
+    if schedule["train.schedule"] == "wsd":
+        # Its decay has begun: only from a checkpoint before that it is the beginning of the longer run.
+        with pytest.raises(RungError, match="wsd schedule of 12 steps is not the beginning"):
+            resume(tmp_path / "run", 16, say=quietly)
+        shutil.rmtree(tmp_path / "run/checkpoints/12")
+        (tmp_path / "run/latest").write_text("8\n")
+    result = resume(tmp_path / "run", 16, say=quietly)
+    assert result["validation_loss"] == longer["validation_loss"]
+    assert told(tmp_path / "run") == told(tmp_path / "longer")
+    assert same_state(tmp_path / "run", tmp_path / "longer", 16)
+
+
+def test_settings_that_decide_no_update_may_change_and_are_told_of(undisturbed, train_tiny, tmp_path):
+    shutil.copytree(undisturbed["run"], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/12")
+    (tmp_path / "run/latest").write_text("8\n")
+    said: list[str] = []
+    changes = {"checkpoint.every_steps": 2, "evaluate.batch_size": 3, "train.micro_batch_size": 2, "checkpoint.keep": 9}
+    resume(tmp_path / "run", changes=changes, say=said.append)
+    assert "checkpoint.every_steps 4 -> 2" in said
+    assert "train.micro_batch_size 4 -> 2" in said
+    (resumed,) = read_metrics(tmp_path / "run/metrics.jsonl").resumed
+    assert set(resumed.changes) == {
+        "checkpoint.every_steps 4 -> 2",
+        "checkpoint.keep 2 -> 9",
+        "evaluate.batch_size 4 -> 3",
+        "train.micro_batch_size 4 -> 2",
+    }
+    assert (tmp_path / "run/checkpoints/10").is_dir()
+    assert [loss for _, _, loss, *_ in told(tmp_path / "run")[0]] == pytest.approx(
+        [loss for _, _, loss, *_ in told(Path(undisturbed["run"]))[0]], rel=1e-5
+    )
+
+
+def test_a_time_limit_stops_and_the_resumed_run_is_the_undisturbed_one(undisturbed, train_tiny, tmp_path):
+    result = train_tiny(tmp_path / "run", time_limit=1e-9)
+    assert result["stopped"].startswith("time limit of")
+    assert result["steps"] == 1
+    resume(tmp_path / "run", say=quietly)
+    assert told(tmp_path / "run") == told(Path(undisturbed["run"]))
+    assert same_state(tmp_path / "run", Path(undisturbed["run"]), 12)
+
+
+# Checkpoints that are not what they were
+
+
+def spoil_truncate(state: Path) -> None:
+    with open(state, "r+b") as file:
+        file.truncate(state.stat().st_size // 2)
+
+
+def spoil_flip(state: Path) -> None:
+    data = bytearray(state.read_bytes())
+    data[-1000] ^= 4
+    state.write_bytes(data)
+
+
+def spoil_empty(state: Path) -> None:
+    (state.parent / "checkpoint.json").write_text("")
+
+
+def spoil_missing(state: Path) -> None:
+    shutil.rmtree(state.parent)
+
+
+@pytest.mark.parametrize("spoil", [spoil_truncate, spoil_flip, spoil_empty, spoil_missing])
+def test_a_newest_checkpoint_that_is_damaged_is_named_and_the_one_before_it_serves(
+    undisturbed, train_tiny, tmp_path, spoil
+):
+    """The run ends as the undisturbed one; what was damaged is put aside."""
+    run = tmp_path / "run"
+    train_tiny(run, time_limit=1e-9)
+    resume(run, time_limit=1e-9, say=quietly)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["1", "2"]
+    spoil(run / "checkpoints/2/state.safetensors")
+    said: list[str] = []
+    resume(run, say=said.append)
+    assert "checkpoint of step 2" in said[0] or "of step 2, is missing" in said[0]
+    assert said[0].endswith("going on from step 1")
+    assert (run / "damaged/2").is_dir() == (spoil is not spoil_missing)
+    assert told(run) == told(Path(undisturbed["run"]))
+    assert same_state(run, Path(undisturbed["run"]), 12)
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_begun_anew(done):
+    before = (done / "metrics.jsonl").read_bytes()
+    for step in (8, 12):
+        spoil_flip(done / f"checkpoints/{step}/state.safetensors")
+    with pytest.raises(
+        RungError, match=r"no whole checkpoint: .*step 12 is damaged .* its hash is .*step 8 is damaged"
+    ):
+        resume(done, 15, reschedule=True, say=quietly)
+    assert (done / "metrics.jsonl").read_bytes() == before
 
 
 # What is refused
@@ -174,16 +291,33 @@ def test_another_text_tokenizer_or_store_is_refused(done, train_tiny, tmp_path):
         resume(done, 15, say=quietly)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("d_ff = 128", "d_ff = 64", "model.d_ff was 128 and is 64"),
+        ("seed = 42", "seed = 7", "train.seed was 42 and is 7"),
+        ("learning_rate = 0.001", "learning_rate = 0.01", "train.learning_rate was 0.001 and is 0.01"),
+        ('optimizer = "adamw"', 'optimizer = "muon"', "train.optimizer was 'adamw' and is 'muon'"),
+        ("batch_size = 4", "batch_size = 8", "train.batch_size was 4 and is 8"),
+    ],
+)
+def test_each_setting_that_was_edited_is_named(done, old, new, said):
+    config = (done / "config.toml").read_text(encoding="utf-8")
+    assert old in config
+    edited = config.replace(old, new, 1).replace("beta1 = 0.9", "beta1 = 0.8")
+    (done / "config.toml").write_text(edited, encoding="utf-8")
+    with pytest.raises(RungError, match="is not as it was saved") as refused:
+        resume(done, 15, say=quietly)
+    assert said in refused.value.problem
+    assert "train.beta1 was 0.9 and is 0.8" in refused.value.problem
+    assert "put config.toml" in refused.value.hint
+    with pytest.raises(RungError, match="decides what the run learns"):
+        resume(done, 15, {"train.seed": 3}, say=quietly)
+    assert (done / "config.toml").read_text(encoding="utf-8") == edited
+
+
 def test_a_folder_that_was_tampered_with_is_refused_in_a_line(done):
     config = (done / "config.toml").read_text(encoding="utf-8")
-    (done / "config.toml").write_text(config.replace("d_ff = 128", "d_ff = 64"), encoding="utf-8")
-    with pytest.raises(RungError, match=r"is \(\d+(, \d+)*\), and config\.toml makes it \(") as refused:
-        resume(done, 15, say=quietly)
-    assert "put config.toml back" in refused.value.hint
-    muon = config.replace('optimizer = "adamw"', 'optimizer = "muon"')
-    (done / "config.toml").write_text(muon, encoding="utf-8")
-    with pytest.raises(RungError, match=r"newest checkpoint of .* cannot be restored"):
-        resume(done, 15, say=quietly)
     (done / "config.toml").write_text("d_ff = [", encoding="utf-8")
     with pytest.raises(RungError, match="is not TOML"):
         resume(done, say=quietly)

@@ -217,7 +217,13 @@ def loop_of(steps, *, spoil=None, emit, **options):
 def test_too_many_skipped_in_a_row_end_the_run():
     seen, diverged_at = [], []
     bad = {1: np.nan, 3: np.inf, 4: np.nan, 5: np.inf}  # one alone, then three in a row
-    loop = loop_of(20, spoil=bad, emit=seen.append, max_skipped=3, on_divergence=diverged_at.append)
+    loop = loop_of(
+        20,
+        spoil=bad,
+        emit=seen.append,
+        max_skipped=3,
+        on_divergence=lambda step, weights, found: diverged_at.append(step),
+    )
     with pytest.raises(Diverged, match="3 updates in a row were not finite, the last at step 6") as error:
         loop.run(compiled()[1](), Progress())
     assert error.value.status == 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rung.cli.flags import Parser, print_result, say
-from rung.cli.training_flags import add_training_flags, base_of, changes_of
-from rung.errors import RungError
+from rung.cli.training_flags import (
+    add_running_flags,
+    add_training_flags,
+    base_of,
+    changes_of,
+    profiled_steps,
+    time_limit_of,
+)
 
 STOPPED = 3
 """Exit status of a run that stopped early and can be resumed."""
@@ -18,10 +22,17 @@ STOPPED = 3
 def run(arguments: Sequence[str]) -> int:
     """Run the command."""
     parser = Parser("train", "Train a model on text: files, folders, globs, - for standard input, or one token store.")
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="what to train on")
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help="what to train on; none: the tokens of --from")
     parser.add_argument("--run", metavar="DIR", help="the run folder (default: runs/<name>)")
     parser.add_argument("--overwrite", action="store_true", help="replace a run that is there")
-    parser.add_argument("--profile", metavar="FIRST:LAST", help="write a profiler trace of these steps")
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="RUN[@STEP]",
+        help="begin with the weights of another run: its best, or with @STEP or @latest those of a checkpoint",
+    )
+    parser.add_argument("--keep-optimizer", action="store_true", help="with --from: take the optimizer's state too")
+    add_running_flags(parser)
     add_training_flags(parser)
     parsed = parser.parse_args(arguments)
     base, changes = base_of(parsed), changes_of(parsed)
@@ -34,7 +45,10 @@ def run(arguments: Sequence[str]) -> int:
         changes,
         run=parsed.run,
         overwrite=parsed.overwrite,
-        profile=_steps(parsed),
+        start=parsed.start,
+        keep_optimizer=parsed.keep_optimizer,
+        time_limit=time_limit_of(parsed),
+        profile=profiled_steps(parsed),
         say=say,
     )
     return conclude(result, parsed.json)
@@ -59,12 +73,3 @@ def closing_lines(result: Mapping[str, Any], prompt: str = "...") -> list[str]:
         )
     lines += [f"report:   {result['report']}", f"run:      {result['run']}"]
     return [*lines, f'next:     rung generate {result["run"]} "{prompt}"']
-
-
-def _steps(parsed: argparse.Namespace) -> tuple[int, int] | None:
-    if parsed.profile is None:
-        return None
-    match = re.fullmatch(r"(\d+):(\d+)", parsed.profile)
-    if not match or int(match[1]) > int(match[2]):
-        raise RungError(f"--profile is {parsed.profile!r}, not FIRST:LAST", "write --profile 10:20 for steps 10 to 20")
-    return int(match[1]), int(match[2])

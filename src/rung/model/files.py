@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,13 +24,29 @@ def save_weights(path: str | Path, weights: Tree, metadata: Mapping[str, str]) -
         weights: nested dict of arrays; a tied matrix stands in it, and in the file, once.
         metadata: texts for the file's header, which holds them as one JSON object named ``rung``: so the same weights
             are the same file, byte for byte.
+
+    Raises:
+        OSError: it cannot be written, for the reason in ``strerror``; nothing is left of it.
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
     arrays = {name: np.ascontiguousarray(array) for name, array in flatten(weights).items()}
-    save_file(arrays, temporary, metadata={"rung": json.dumps(dict(metadata), sort_keys=True)})
-    temporary.chmod(0o644)  # the library makes it private
-    temporary.replace(path)
+    try:
+        save_file(arrays, temporary, metadata={"rung": json.dumps(dict(metadata), sort_keys=True)})
+        temporary.chmod(0o644)  # the library makes it private
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(errno.EIO, why_unwritten(error), str(path)) from None
+
+
+def why_unwritten(error: Exception) -> str:
+    """Return why a file could not be written, in the system's words, which safetensors passes on within its own."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error).strip().partition("\n")[0][:300] or type(error).__name__
+    system = re.search(r"I/O error: (.+) \(os error \d+\)", text)
+    return system[1] if system else text
 
 
 def load_weights(path: str | Path, table: WeightTable) -> Tree:
@@ -60,8 +78,9 @@ def load_weights(path: str | Path, table: WeightTable) -> Tree:
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """Return the texts in the header of a safetensors file; empty where the file is missing."""
-    if not Path(path).exists():
+    """Return the texts in the header of a safetensors file; empty where the file is missing or damaged."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return dict(json.loads((file.metadata() or {}).get("rung", "{}")))
+    except (OSError, SafetensorError):
         return {}
-    with safe_open(path, framework="numpy") as file:
-        return dict(json.loads((file.metadata() or {}).get("rung", "{}")))

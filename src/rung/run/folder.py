@@ -24,6 +24,7 @@ SAMPLES = "samples.jsonl"
 WEIGHTS = "model.safetensors"
 DATA = "data.json"
 LOCK = "lock"
+LINEAGE = "lineage.json"
 
 
 class Run:
@@ -136,7 +137,14 @@ def held(folder: Path) -> Iterator[None]:
     except ImportError:  # not a POSIX system: nothing is held
         yield
         return
-    with open(folder / LOCK, "a+", encoding="ascii") as file:
+    try:
+        file = open(folder / LOCK, "a+", encoding="ascii")  # noqa: SIM115 - closed by the with below
+    except OSError as error:
+        raise RungError(
+            f"cannot write in {folder}: {(error.strerror or str(error)).lower()}",
+            "make the folder writable, or copy the run to another place",
+        ) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

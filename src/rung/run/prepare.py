@@ -29,6 +29,7 @@ from rung.train.schedule import steps_of
 Say = Callable[[str], None]
 
 _VALIDATIONS_PER_RUN = 10
+_NORMS_PER_RUN = 100
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def finish_config(config: Config, tokenizer: Tokenizer, store: TokenStore, say: 
     changes["evaluate.every_steps"] = every = config.evaluate.every_steps or each
     changes["sample.every_steps"] = config.sample.every_steps or every
     changes["checkpoint.every_steps"] = config.checkpoint.every_steps or every
+    changes["train.norms_every_steps"] = config.train.norms_every_steps or max(1, steps // _NORMS_PER_RUN)
     say(
         f"text: {_described(store)}; {train_tokens:,} tokens to train on, {held_out_tokens:,} held out; "
         f"vocabulary {tokenizer.vocab_size:,}"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
-import os
-import signal
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from rung import config as settings
 from rung.config import Config, GenerateConfig
 from rung.decode.generate import Generator
 from rung.decode.text import complete
+from rung.diagnose.activations import describe, examine
 from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh
@@ -30,9 +28,12 @@ from rung.model.weights import parameter_count
 from rung.report.html import write_report
 from rung.report.metrics import Metrics, MetricsLog, read_metrics, truncate_after
 from rung.report.progress import Progress as ProgressView
+from rung.report.telemetry import Telemetry
+from rung.report.trackers import check_trackers, trackers
 from rung.run.folder import (
     CONFIG,
     ENVIRONMENT,
+    LINEAGE,
     METRICS,
     SAMPLES,
     WEIGHTS,
@@ -43,38 +44,49 @@ from rung.run.folder import (
     write_config,
 )
 from rung.run.prepare import Say, new_folder, prepare
+from rung.run.starting import Start, begin, open_start
+from rung.run.stopping import StopReason, asked_to_stop
 from rung.tokens.batches import Batches, validation_batches
 from rung.tokens.store import TokenStore
 from rung.tokens.tokenizer import Tokenizer
 from rung.train import events
-from rung.train.checkpoint import Checkpoints, Progress, read_pointer
+from rung.train.checkpoint import Checkpoints, NoCheckpoint, Progress
 from rung.train.loop import Diverged, Intervals, Loop
 from rung.train.memory import compile_step
+from rung.train.norms import copy_of, make_norms
 from rung.train.optimizer import make_optimizer
 from rung.train.schedule import rate_factor
-from rung.train.step import initial_state, make_step, place
+from rung.train.spikes import Spikes
+from rung.train.step import initial_state, make_step, place, row_keys
 
 _TRAIN_LOSS_STEPS = 100  # the train loss of a result is the mean over so many last steps
 
 
 def train(
-    sources: str | Path | Sequence[str | Path],
+    sources: str | Path | Sequence[str | Path] = (),
     config: Config | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
     run: str | Path | None = None,
     overwrite: bool = False,
+    start: str | Path | None = None,
+    keep_optimizer: bool = False,
+    time_limit: float | None = None,
     profile: tuple[int, int] | None = None,
     say: Say | None = None,
 ) -> dict[str, Any]:
     """Train a model on text, and write a run folder with everything that came of it.
 
     Args:
-        sources: files, folders, globs, ``-`` for standard input, or one token store.
-        config: what to train, such as ``rung.preset("demo")``; ``None``: chosen for the text.
+        sources: files, folders, globs, ``-`` for standard input, or one token store; none: the tokens of ``start``.
+        config: what to train, such as ``rung.preset("demo")``; ``None``: that of ``start``, or chosen for the text.
         changes: settings changed in it, ``{"model.d_model": 256}``.
         run: the run folder; ``None``: ``runs/<name>``, the name being the config's, or that of the first source.
         overwrite: replace a run that is there.
+        start: begin with the weights of another run: its folder for the best by validation, ``folder@STEP`` or
+            ``folder@latest`` for those of a checkpoint. Model and tokenizer are then that run's.
+        keep_optimizer: take the optimizer's state over too, from a checkpoint.
+        time_limit: seconds after which to stop, as on a signal.
         profile: first and last step of a profiler trace, counted from 1, which goes to ``profile/`` in the run folder.
         say: told what is chosen and done; ``None``: standard error.
 
@@ -88,48 +100,37 @@ def train(
         RungError: anything wrong with the sources or settings; nothing is left behind.
         Diverged: too many updates in a row were not finite.
     """
-    say = say or _to_standard_error
+    say = say or say_to_standard_error
     changes = dict(changes or {})
     names = [str(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
-    folder = Path(run) if run else Path("runs") / _name(names, config, changes)
+    started = open_start(str(start), keep_optimizer) if start else None
+    if started is not None:
+        changes = started.changes(changes)
+        config = config or started.config()
+        names = names or [str(started.run.store.path)]
+    elif keep_optimizer:
+        raise RungError("the optimizer is to be kept, and no run to start from is named", "name it: --from RUN")
+    if not names:
+        raise RungError("nothing to train on", "name files, folders, or a token store; or a run to start from")
+    folder = Path(run) if run else Path("runs") / _name(names, config, changes, started)
     with new_folder(folder, overwrite) as temporary:
-        _refuse_own(names, folder)
+        _refuse_own([*names, *([str(started.run.path)] if started else [])], folder)
         # Contradictions are found, and devices claimed, before any work; JAX can emulate devices only at first.
         adapted, _ = settings.adapt(config or Config(), changes)
         if config is not None:
             settings.resolve(adapted)
+        check_trackers(adapted)
         mesh = make_mesh(adapted.mesh)
         prepared = prepare(names, config, changes, temporary, say)
         _check_profile(profile, prepared.config.train.steps)
         record_data(temporary, prepared.store, prepared.tokenizer, final=folder)
         write_config(temporary, prepared.config)
         (temporary / ENVIRONMENT).write_text(json.dumps(environment(mesh), indent=2) + "\n", encoding="utf-8")
-    return _Training(Run(folder), mesh, say, profile).go(resumed=False)
-
-
-def resume(run: str | Path, steps: int | None = None, *, say: Say | None = None) -> dict[str, Any]:
-    """Continue a run from its last whole checkpoint, exactly as if it had not stopped.
-
-    Args:
-        run: the run folder.
-        steps: a new, greater length of the run; its schedule is that of a run of this length from here on.
-        say: as in ``train``.
-
-    Returns:
-        As ``train``; of a run that is done already, what it came to.
-
-    Raises:
-        RungError: no such run, no checkpoint where there was one, fewer steps than are done, or the data or the
-            tokenizer are no longer those of the run.
-    """
-    say = say or _to_standard_error
-    opened = Run(run)
-    notes: list[str] = []
-    if steps is not None and steps != opened.config.train.steps:
-        changed, notes = settings.adapt(opened.config, {"train.steps": steps})
-        notes.insert(0, f"train.steps {opened.config.train.steps:,} -> {steps:,}; the schedule now ends there")
-        opened.config = settings.resolve(changed)
-    return _Training(opened, make_mesh(opened.config.mesh), say, notes=notes).go(resumed=True)
+        if started is not None:
+            say(str(started))
+            new = Training(Run(temporary), mesh, say)
+            begin(started, new.run, new.model, new.initial_state(), new.identity, folder)
+    return Training(Run(folder), mesh, say, profile, time_limit).begin()
 
 
 class Interrupted(RungError):
@@ -138,8 +139,16 @@ class Interrupted(RungError):
     status = 3
 
 
-class _Training:
-    """One process's part in a run: builds what the loop calls, runs it, and reports."""
+class Training:
+    """One process's part in a run: builds what the loop calls, runs it, and reports.
+
+    Args:
+        run: opened; its config is the one to train by.
+        mesh: of the devices.
+        say: told what is done.
+        profile: first and last step of a profiler trace.
+        time_limit: seconds after which to stop.
+    """
 
     def __init__(
         self,
@@ -147,132 +156,178 @@ class _Training:
         mesh: jax.sharding.Mesh,
         say: Say,
         profile: tuple[int, int] | None = None,
-        notes: Sequence[str] = (),
+        time_limit: float | None = None,
     ):
         self.run, self.mesh, self.say = run, mesh, say
         self.config: Config = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.store: TokenStore = run.store
         self.model = Decoder(self.config.model)
+        self.optimizer = make_optimizer(self.model.weights(), self.config.train)
+        self.tokens_per_step = self.config.train.batch_size * self.config.model.context_length
         self.profile = (*profile, run.path / "profile") if profile else None
-        self.notes = notes  # said when it is sure that training begins
+        self.time_limit = time_limit
         self.recent_losses: deque[float] = deque(maxlen=_TRAIN_LOSS_STEPS)
+        self._unwritten: tuple[Any, Progress] | None = None
 
-    def go(self, resumed: bool) -> dict[str, Any]:
-        """Train to the end, or until a signal asks to stop; return the result."""
-        with held(self.run.path), _stop_on_signals() as stop:
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes the run the run that it is; saved in every checkpoint."""
+        return {
+            "config": settings.to_dict(self.config),
+            "tokenizer": self.tokenizer.hash,
+            "data": self.store.identity,
+        }
+
+    def initial_state(self) -> Any:
+        """Return the state of a run that begins with weights of its own."""
+        return initial_state(self.model, self.optimizer, self.config.train.seed, self.mesh)
+
+    def begin(self) -> dict[str, Any]:
+        """Train from the beginning to the end, or until something asks to stop; return the result."""
+        return self._held(lambda stop: self._train(stop, None))
+
+    def resume(self, check: Callable[[dict[str, Any], Progress], list[str]]) -> dict[str, Any]:
+        """Train on from the newest whole checkpoint; return the result.
+
+        Args:
+            check: of (identity, progress) of a checkpoint: returns what has changed since, or raises.
+        """
+        return self._held(lambda stop: self._train(stop, check))
+
+    def _held(self, train: Callable[[StopReason], dict[str, Any]]) -> dict[str, Any]:
+        with held(self.run.path), asked_to_stop(self.time_limit) as stop:
             try:
-                return self._go(resumed, stop)
+                return train(stop)
             except KeyboardInterrupt:
                 raise Interrupted(
                     f"interrupted at once; {self.run.path} is at its last checkpoint",
                     f"go on from there with: rung resume {self.run.path}",
                 ) from None
 
-    def _go(self, resumed: bool, stop: Callable[[], str | None]) -> dict[str, Any]:
+    def _train(self, stop: StopReason, check: Callable[[dict[str, Any], Progress], list[str]] | None) -> dict[str, Any]:
         config, run = self.config, self.run
-        batches = self._batches()
-        context, batch_size, steps = config.model.context_length, config.train.batch_size, config.train.steps
-        optimizer = make_optimizer(self.model.weights(), config.train)
-        factor = rate_factor(config.train, steps, batch_size * context)
-        state = initial_state(self.model, optimizer, config.train.seed, self.mesh)
+        steps = config.train.steps
+        checkpoints = Checkpoints(run.path, config.checkpoint.keep, config.checkpoint.keep_every_steps, self.identity)
+        state, progress, changes = self._start(checkpoints, check)
+        if progress.step >= steps:
+            return self._done(state, progress)
+        if self.profile and self.profile[0] <= progress.step:
+            raise RungError(
+                f"steps from {self.profile[0]:,} are to be profiled, and {progress.step:,} are done",
+                f"choose later ones, as --profile {progress.step + 10}:{progress.step + 20}",
+            )
         with contextlib.ExitStack() as stack:
-            checkpoints = Checkpoints(run.path, config.checkpoint.keep)
-            stack.callback(checkpoints.close)
-            progress = Progress()
-            if resumed:
-                state, progress = self._restored(checkpoints, state)
-                if progress.step >= steps:
-                    return self._done(state, progress)
-                write_config(run.path, config)
-                for name in (METRICS, SAMPLES):
-                    truncate_after(run.path / name, progress.step)
-                self._recall()
-            self._introduce(progress)
             log = stack.enter_context(MetricsLog(run.path / METRICS, config.train.log_every_steps))
             view = stack.enter_context(ProgressView(steps))
-            listeners = (log, view, self._remember)
+            listeners: list[Callable[[Any], None]] = [log, view, self._remember]
 
             def emit(event: events.Event) -> None:
                 for listener in listeners:
                     listener(event)
 
-            if resumed:
-                emit(events.Note(progress.step, f"resumed at step {progress.step:,} of {steps:,}"))
-            step = compile_step(
-                lambda train: make_step(self.model, optimizer, factor, train, self.mesh),
-                config.train,
-                (state, place(batches(progress.step), self.mesh)),
-                config.mesh.data,
-            )
-            loop = Loop(
-                step=step,
-                batch=lambda step: place(batches(step), self.mesh),
-                steps=steps,
-                learning_rate=config.train.learning_rate,
-                flops_per_token=self.model.flops_per_token(),
-                intervals=Intervals(
-                    evaluate=config.evaluate.every_steps,
-                    sample=config.sample.every_steps,
-                    save=config.checkpoint.every_steps,
-                ),
-                emit=emit,
-                evaluate=self._evaluate if "validation" in self.store.splits else None,
-                sample=self._sample if config.sample.max_tokens and config.sample.prompts else None,
-                write_weights=self._write_weights,
-                checkpoints=checkpoints,
-                max_skipped=config.train.max_skipped,
-                should_stop=stop,
-                steps_per_epoch=steps / max(1e-9, batches.epoch(steps)),
-                profile=self.profile,
-                on_divergence=lambda step: self._write_batch(batches(step), step),
-            )
+            listeners += [stack.enter_context(tracker) for tracker in trackers(config, run.path, progress.step, emit)]
+            listeners.append(stack.enter_context(Telemetry(config.track.hardware_every_seconds, emit)))
+            if check is not None:
+                emit(events.Resumed(progress.step, changes))
             try:
-                state, progress, held_out = loop.run(state, progress)
+                state, progress, held_out = self._loop(state, progress, checkpoints, emit, stop).run(state, progress)
             except Diverged:
                 self._report()
                 raise
-            stopped = stop() if progress.step < steps else None
+            finally:
+                checkpoints.wait()
+            self._write_unwritten()
+        stopped = stop() if progress.step < steps else None
         self._report()
         if stopped:
-            self.say(f"stopped at step {progress.step:,} ({stopped}), saved; go on with: rung resume {run.path}")
+            self._say_stopped(stopped, progress, checkpoints)
         return self._result(progress, held_out, stopped)
 
-    def _restored(self, checkpoints: Checkpoints, state: Any) -> tuple[Any, Progress]:
-        """Return the state and the progress of the newest whole checkpoint, or the initial ones before the first.
+    def _loop(
+        self,
+        state: Any,
+        progress: Progress,
+        checkpoints: Checkpoints,
+        emit: Callable[[events.Event], None],
+        stop: StopReason,
+    ) -> Loop:
+        config, run = self.config, self.run
+        batches, steps = self._batches(), config.train.steps
+        factor = rate_factor(config.train, steps, self.tokens_per_step)
+        self._introduce(progress)
+        step = compile_step(
+            lambda train: make_step(self.model, self.optimizer, factor, train, self.mesh),
+            config.train,
+            (state, place(batches(progress.step), self.mesh)),
+            config.mesh.data,
+        )
+        return Loop(
+            step=step,
+            batch=lambda step: place(batches(step), self.mesh),
+            steps=steps,
+            learning_rate=config.train.learning_rate,
+            flops_per_token=self.model.flops_per_token(),
+            intervals=Intervals(
+                evaluate=config.evaluate.every_steps,
+                sample=config.sample.every_steps,
+                save=config.checkpoint.every_steps,
+                save_seconds=60 * config.checkpoint.every_minutes,
+                norms=config.train.norms_every_steps,
+            ),
+            emit=emit,
+            evaluate=self._evaluate if "validation" in self.store.splits else None,
+            sample=self._sample if config.sample.max_tokens and config.sample.prompts else None,
+            write_weights=self._write_weights,
+            checkpoints=checkpoints,
+            max_skipped=config.train.max_skipped,
+            should_stop=stop,
+            steps_per_epoch=steps / max(1e-9, batches.epoch(steps)),
+            profile=self.profile,
+            norms=(copy_of, make_norms(self.model.weights())),
+            spikes=Spikes(config.train.spike_threshold, progress.losses),
+            look_closer=lambda step, weights: self._look_closer(batches, step, weights),
+            on_divergence=lambda step, weights, found: self._keep_for_replay(batches, step, weights),
+        )
+
+    def _start(
+        self, checkpoints: Checkpoints, check: Callable[[dict[str, Any], Progress], list[str]] | None
+    ) -> tuple[Any, Progress, list[str]]:
+        """Return the state and the progress to begin with, and what has changed since they were saved.
 
         Raises:
-            RungError: checkpoints are gone, or do not fit the config.
+            RungError: checkpoints are gone, or are not of this run.
         """
-        path, steps = self.run.path, self.config.train.steps
-        self._check_shapes()
-        try:
-            state, progress = checkpoints.restore(state)
-        except RungError:
-            if read_pointer(path / "latest") is not None:
-                raise
-            self.say(f"{path} has no checkpoint yet: from the start")
-            return state, Progress()
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            reason = str(error).partition("\n")[0].partition(". ")[0]
-            raise RungError(
-                f"the newest checkpoint of {path} cannot be restored: {reason}",
-                f"if {CONFIG} was edited, put it back; if it is damaged, remove it: the one before serves",
-            ) from None
-        lengthened = steps != settings.load(path / CONFIG).train.steps
-        if progress.step > steps or (lengthened and progress.step == steps):
-            raise RungError(f"{path} has done {progress.step:,} steps, and {steps:,} are asked", "ask for more steps")
-        return state, progress
+        path, state = self.run.path, self.initial_state()
+        changes: list[str] = []
 
-    def _check_shapes(self) -> None:
-        """Refuse a config that was edited into another model, before Orbax begins to read what will not fit."""
-        expected = {weight.path: weight.shape for weight in self.model.weights()}
-        for name, shape in _read_shapes(self.run.path / WEIGHTS).items():
-            if shape != expected.get(name):
+        def see(identity: dict[str, Any], progress: Progress) -> None:
+            if check is not None:
+                changes[:] = check(identity, progress)
+
+        try:
+            restored = checkpoints.restore(state, see)
+        except NoCheckpoint:
+            if (path / LINEAGE).exists():
                 raise RungError(
-                    f"{self.run.path}: weight {name} is {shape}, and {CONFIG} makes it {expected.get(name, 'none')}",
-                    f"put {CONFIG} back as it was, or train a new run",
-                )
+                    f"{path} has no checkpoint, and began with the weights of another run",
+                    "start it again with --from and --overwrite",
+                ) from None
+            if check is not None:
+                self.say(f"{path} has no checkpoint yet: from the start")
+            progress = Progress()
+        else:
+            state, progress = restored.state, restored.progress
+            for problem in restored.problems:
+                self.say(f"{problem}; going on from step {progress.step:,}")
+        if check is not None and progress.step < self.config.train.steps:
+            for change in changes:
+                self.say(change)
+            write_config(path, self.config)
+            for name in (METRICS, SAMPLES):
+                truncate_after(path / name, progress.step)
+            self._recall()
+        return state, progress, changes
 
     def _done(self, state: Any, progress: Progress) -> dict[str, Any]:
         """Return the result of a run that had been done before, as its log has it."""
@@ -283,6 +338,7 @@ class _Training:
         except RungError as error:
             self.say(f"{error.problem}; written again, as they are at step {progress.step:,}")
             self._write_weights(state["weights"], progress)
+            self._write_unwritten()
         log = self._recall()
         self._report()
         return self._result(progress, log.evaluations[-1] if log.evaluations else None, None)
@@ -295,7 +351,10 @@ class _Training:
 
     def _report(self) -> None:
         weights = [(weight.path, weight.shape, weight.size, weight.decay) for weight in self.model.weights()]
-        write_report(self.run.path, weights)
+        try:
+            write_report(self.run.path, weights)
+        except OSError as error:
+            self.say(f"the report of {self.run.path} cannot be written: {error.strerror}")
 
     def _batches(self) -> Batches:
         config, split = self.config, self.store.split("train")
@@ -335,19 +394,52 @@ class _Training:
         return [(prompt, complete(generator, self.tokenizer, prompt, drawn)[0].text) for prompt in sample.prompts]
 
     def _write_weights(self, weights: Any, progress: Progress) -> None:
-        loss = progress.best_loss
+        """Write ``model.safetensors``; where the disk takes it not, keep the weights, and try again with the next."""
+        self._unwritten = (jax.device_get(weights), progress)
+        try:
+            self._try_unwritten()
+        except OSError as error:
+            self.say(f"{error.filename}: {error.strerror}; the weights of step {progress.step:,} wait in memory")
+
+    def _write_unwritten(self) -> None:
+        """Write the best weights where that failed before.
+
+        Raises:
+            RungError: it fails again; the run has ended, and nothing will try it any more.
+        """
+        try:
+            self._try_unwritten()
+        except OSError as error:
+            raise Unwritten(
+                f"{error.filename}: {error.strerror}: the best weights are not written",
+                f"make room, then `rung resume {self.run.path}` writes those of the last checkpoint",
+            ) from None
+
+    def _try_unwritten(self) -> None:
+        if self._unwritten is None:
+            return
+        weights, progress = self._unwritten
         metadata = {"step": str(progress.step), "tokens": str(progress.tokens), "format": "rung"}
-        if loss is not None:
-            metadata["validation_loss"] = f"{loss:.6f}"
-        save_weights(self.run.path / WEIGHTS, jax.device_get(weights), metadata)
+        if progress.best_loss is not None:
+            metadata["validation_loss"] = f"{progress.best_loss:.6f}"
+        save_weights(self.run.path / WEIGHTS, weights, metadata)
+        self._unwritten = None
 
-    def _write_batch(self, batch: Mapping[str, np.ndarray], step: int) -> None:
-        """Keep the batch whose update was the last of too many that were not finite."""
-        from safetensors.numpy import save_file
+    def _look_closer(self, batches: Batches, step: int, weights: Any) -> tuple[list[int], str]:
+        """Return the documents of a batch whose update was skipped, and what is found in it."""
+        try:
+            return batches.documents(step), describe(self._examined(batches, step, weights))
+        except Exception as error:  # a look at what went wrong must not make it worse
+            return batches.documents(step), f"could not be looked into: {str(error).partition(chr(10))[0]}"
 
-        path = self.run.path / f"batch-{step}.safetensors"
-        save_file({name: np.ascontiguousarray(array) for name, array in batch.items()}, path)
-        self.say(f"the batch of step {step + 1} is in {path}")
+    def _examined(self, batches: Batches, step: int, weights: Any) -> Any:
+        train = self.config.train
+        keys_B = row_keys(train.seed, step, train.batch_size)
+        return examine(self.model, weights, place(batches(step), self.mesh), keys_B, train.micro_batch_size)
+
+    def _keep_for_replay(self, batches: Batches, step: int, weights: Any) -> None:
+        """Keep the batch whose update was the last of too many that were not finite, and the weights it was for."""
+        raise NotImplementedError
 
     def _remember(self, event: events.Event) -> None:
         if isinstance(event, events.StepDone) and not event.skipped:
@@ -356,8 +448,6 @@ class _Training:
     def _introduce(self, progress: Progress) -> None:
         model = self.config.model
         devices = self.mesh.devices.ravel()
-        for note in self.notes:
-            self.say(note)
         self.say(
             f"model: {parameter_count(self.model.weights()):,} parameters; {model.n_layers} layers, d_model "
             f"{model.d_model}, {model.n_heads} heads of {model.d_head}, context {model.context_length}; "
@@ -365,6 +455,14 @@ class _Training:
         )
         if progress.step:
             self.say(f"from step {progress.step:,} of {self.config.train.steps:,}")
+
+    def _say_stopped(self, reason: str, progress: Progress, checkpoints: Checkpoints) -> None:
+        saved = checkpoints.steps()
+        if progress.step in saved:
+            kept = "saved"
+        else:
+            kept = f"not saved; the last checkpoint is of step {saved[-1]:,}" if saved else "not saved: no checkpoint"
+        self.say(f"stopped at step {progress.step:,} ({reason}), {kept}; go on with: rung resume {self.run.path}")
 
     def _result(
         self, progress: Progress, held_out: HeldOut | events.Evaluated | None, stopped: str | None
@@ -385,15 +483,10 @@ class _Training:
         }
 
 
-def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights in a file; none where it is missing or damaged."""
-    from safetensors import SafetensorError, safe_open
+class Unwritten(RungError):
+    """The run is done, and its weights could not be written."""
 
-    try:
-        with safe_open(path, "numpy") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError):
-        return {}
+    status = 1
 
 
 def _refuse_own(sources: Sequence[str], folder: Path) -> None:
@@ -411,8 +504,10 @@ def _check_profile(profile: tuple[int, int] | None, steps: int) -> None:
         )
 
 
-def _name(sources: Sequence[str], config: Config | None, changes: Mapping[str, Any] | None) -> str:
-    name = (changes or {}).get("name") or (config.name if config else "")
+def _name(sources: Sequence[str], config: Config | None, changes: Mapping[str, Any], start: Start | None) -> str:
+    name = changes.get("name") or (config.name if config else "")
+    if not name and start is not None:
+        name = f"{start.run.path.resolve().name}-from-{start.step}"
     if not name:
         # Of a pattern, the folder that it is in.
         parts = [part for part in Path(sources[0]).resolve().parts if not glob.has_magic(part)] if sources else []
@@ -424,32 +519,6 @@ def _multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def _to_standard_error(text: str) -> None:
+def say_to_standard_error(text: str) -> None:
+    """Print a message for the person."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201 (the default of a library call that people watch)
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[Callable[[], str | None]]:
-    """Give a function that returns the name of the signal that asked to stop, or ``None``.
-
-    The first Ctrl-C (or SIGTERM) asks; the second interrupts at once.
-    """
-    asked: list[str] = []
-
-    def ask(number: int, _: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(signal.Signals(number).name)
-        with contextlib.suppress(OSError):
-            # Not print: the signal may have come in the middle of one.
-            os.write(2, f"\n{asked[0]}: stopping after this step; once more stops at once\n".encode())
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked[0] if asked else None
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

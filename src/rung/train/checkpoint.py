@@ -1,16 +1,33 @@
-"""Checkpoints: the whole state and what belongs to it, saved in the background through Orbax, whole or not at all."""
+"""Checkpoints: the whole state and what belongs to it, saved in the background, whole or not at all."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from rung.errors import RungError
+from rung.model.files import why_unwritten
+from rung.model.hashes import path_of, tree_hashes
 from rung.train.step import State
+
+FOLDER = "checkpoints"
+DAMAGED = "damaged"
+STATE = "state.safetensors"
+RECORD = "checkpoint.json"
+
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)  # what reading a damaged one may raise
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,7 @@ class Progress:
         seconds: training time, over all resumes.
         best_step: the step of the best validation so far; 0 before the first.
         best_loss: its loss in nats per token; ``None`` before the first.
+        losses: what the watch for spikes remembers.
     """
 
     step: int = 0
@@ -30,67 +48,231 @@ class Progress:
     seconds: float = 0.0
     best_step: int = 0
     best_loss: float | None = None
+    losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a save."""
+
+    step: int
+    path: Path
+    error: str | None  # why it is not whole; None: it is
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read back.
+
+    Attributes:
+        state: its arrays.
+        progress: saved with them.
+        problems: lines on newer checkpoints that were passed over.
+    """
+
+    state: State
+    progress: Progress
+    problems: list[str]
 
 
 class Checkpoints:
     """The checkpoints of a run: ``checkpoints/<step>/`` in its folder, and the pointers ``latest`` and ``best``.
 
     A save is copied off the devices at once and written in the background, to a temporary name that is renamed when the
-    checkpoint is whole; a pointer names a step only when its checkpoint is whole.
+    disk has all of it; then the pointers move, and what need not be kept is deleted. One save runs at a time, so there
+    is never more than one copy of the state. A save that fails leaves the checkpoints before it as they were.
+
+    Args:
+        run: the run folder.
+        keep: newest checkpoints to keep; the best is kept besides.
+        keep_every_steps: those of multiples of it are kept for good; 0: none.
+        identity: what makes the run the run that it is (config, tokenizer, data), as plain JSON; saved along.
     """
 
-    def __init__(self, run: Path, keep: int):
-        self._run = run
-        self._keep = keep
-        self._saving: Progress | None = None
-        options = ocp.CheckpointManagerOptions(cleanup_tmp_directories=True, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager((run / "checkpoints").absolute(), options=options)
+    def __init__(self, run: Path, keep: int, keep_every_steps: int = 0, identity: Mapping[str, Any] | None = None):
+        self.run = run
+        self._folder = run / FOLDER
+        self._keep, self._keep_every_steps = keep, keep_every_steps
+        self._identity = dict(identity or {})
+        self._writer: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+        self._remove_unfinished()
 
-    def save(self, state: State, progress: Progress) -> Path:
-        """Begin to save; returns the path that the checkpoint will have. Waits for a save before it that still runs."""
-        self.wait()
-        self._manager.save(
-            progress.step,
-            args=ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(vars(progress))),
-            force=True,
-        )
-        self._saving = progress
-        return self._run / "checkpoints" / str(progress.step)
+    # Saving
 
-    def wait(self) -> None:
-        """Wait until the save that was begun is whole, move the pointers, and delete what need not be kept."""
-        if self._saving is None:
-            return
-        self._manager.wait_until_finished()
-        progress, self._saving = self._saving, None
-        steps = sorted(self._manager.all_steps())
-        write_pointer(self._run / "latest", progress.step)
-        if progress.best_step == progress.step:
-            write_pointer(self._run / "best", progress.step)
-        for step in steps[: -self._keep]:
-            if step != progress.best_step:
-                self._manager.delete(step)
+    def save(self, state: State, progress: Progress) -> None:
+        """Begin to save. The save before must have ended: ask ``outcome`` or ``wait`` first."""
+        assert self._writer is None and self._outcome is None, "the save before has not been asked for its outcome"
+        record = {
+            "progress": dataclasses.asdict(progress),
+            "identity": self._identity,
+            "hashes": tree_hashes(state),
+        }
+        arrays = _on_host(state)
+        self._writer = threading.Thread(target=self._write, args=(arrays, record, progress), name="rung-save")
+        self._writer.start()
 
-    def restore(self, like: State) -> tuple[State, Progress]:
-        """Return the newest whole checkpoint, its arrays placed as those of ``like``.
+    @property
+    def saving(self) -> bool:
+        """Whether a save is being written."""
+        return self._writer is not None and self._writer.is_alive()
+
+    def outcome(self) -> Outcome | None:
+        """Return what became of the save, once, when it has ended; ``None`` while it runs, and where there was none."""
+        return None if self.saving else self.wait()
+
+    def wait(self) -> Outcome | None:
+        """Wait for the save that runs, and return what became of it; ``None`` where there is none to tell of."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        outcome, self._outcome = self._outcome, None
+        return outcome
+
+    def _write(self, arrays: dict[str, np.ndarray], record: dict[str, Any], progress: Progress) -> None:
+        path = self._folder / str(progress.step)
+        try:
+            self._write_whole(path, arrays, record)
+            write_pointer(self.run / "latest", progress.step)
+            if progress.best_step == progress.step:
+                write_pointer(self.run / "best", progress.step)
+            self._tidy(progress)
+        except Exception as error:  # whatever it is, training goes on
+            self._outcome = Outcome(progress.step, path, _reason(error))
+            self._remove_unfinished()
+        else:
+            self._outcome = Outcome(progress.step, path, None)
+
+    def _write_whole(self, path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
+        self._folder.mkdir(exist_ok=True)  # but not its parent: a run folder that is gone is not made anew
+        temporary = path.with_name(path.name + ".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        save_file(arrays, temporary / STATE)
+        arrays.clear()  # the disk has them: their memory is free for the next save
+        (temporary / RECORD).write_text(json.dumps(record), encoding="utf-8")
+        for part in (temporary / STATE, temporary / RECORD, temporary):
+            _on_disk(part)
+        if path.exists():
+            # Of a step that was reached before: the run went back to a checkpoint before it.
+            path.rename(path.with_name(path.name + ".old"))
+        temporary.rename(path)
+        _on_disk(self._folder)
+        shutil.rmtree(path.with_name(path.name + ".old"), ignore_errors=True)
+
+    def _tidy(self, progress: Progress) -> None:
+        every = self._keep_every_steps
+        for step in self.steps()[: -self._keep]:
+            if step != progress.best_step and not (every and step % every == 0):
+                # Renamed first, so that one which is half deleted is never taken for whole.
+                doomed = self._folder / f"{step}.old"
+                (self._folder / str(step)).rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def _remove_unfinished(self) -> None:
+        """Delete what saves that did not become whole have left."""
+        if self._folder.is_dir():
+            for path in self._folder.iterdir():
+                if path.suffix in (".tmp", ".old"):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    # Restoring
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a checkpoint, ascending. Those that are not whole have other names."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal() and path.is_dir())
+
+    def restore(
+        self, like: State, check: Callable[[dict[str, Any], Progress], None] = lambda identity, progress: None
+    ) -> Restored:
+        """Return the newest whole checkpoint, its arrays placed as those of ``like`` and their hashes verified.
+
+        One that is damaged is put aside, into ``damaged/`` in the run folder, and the one before it is taken.
+
+        Args:
+            like: a state of the same structure, shapes and placement.
+            check: called with the identity that was saved, and the progress; raises where it is not this run's.
 
         Raises:
-            RungError: the run has no whole checkpoint.
+            NoCheckpoint: the run has not saved anything yet.
+            RungError: there are checkpoints, and none of them is whole.
         """
-        step = self._manager.latest_step()
-        if step is None:
-            raise RungError(f"{self._run} has no whole checkpoint", "train it from the start with --overwrite")
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore()),
+        problems = []
+        steps, latest = self.steps(), read_pointer(self.run / "latest")
+        if latest is not None and latest not in steps:
+            problems.append(f"the latest checkpoint, of step {latest:,}, is missing")
+        for step in reversed(steps):
+            path = self._folder / str(step)
+            try:
+                progress, identity = read_record(path)
+            except _UNREADABLE as error:
+                problems.append(self._put_aside(step, _reason(error)))
+                continue
+            check(identity, progress)
+            try:
+                return Restored(read_state(path, like), progress, problems)
+            except _UNREADABLE as error:
+                problems.append(self._put_aside(step, _reason(error)))
+        if not steps and latest is None:
+            raise NoCheckpoint(f"{self.run} has no checkpoint", "train it from the start with --overwrite")
+        raise RungError(
+            f"{self.run} has no whole checkpoint: {'; '.join(problems)}",
+            "put one back from a copy, or train it from the start with --overwrite",
         )
-        return restored["state"], Progress(**restored["progress"])
 
-    def close(self) -> None:
-        """Finish the save that runs, and let go of the background threads."""
-        self.wait()
-        self._manager.close()
+    def _put_aside(self, step: int, reason: str) -> str:
+        path = self.run / DAMAGED / str(step)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+            (self._folder / str(step)).rename(path)
+        except OSError as error:
+            return f"the checkpoint of step {step:,} is damaged ({reason}), and cannot be moved: {error.strerror}"
+        return f"the checkpoint of step {step:,} is damaged ({reason}); it is in {path} now"
+
+
+def read_record(path: Path) -> tuple[Progress, dict[str, Any]]:
+    """Return the progress and the identity that a checkpoint's folder holds.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: it is damaged.
+    """
+    record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    progress = record["progress"]
+    return Progress(**{**progress, "losses": tuple(progress["losses"])}), record["identity"]
+
+
+def read_state(path: Path, like: State) -> State:
+    """Return the arrays of a checkpoint's folder that ``like`` names, placed as they are there.
+
+    Args:
+        path: of the checkpoint.
+        like: a tree of arrays, or of shapes with dtypes and shardings; a part of the state will do.
+
+    Raises:
+        OSError, ValueError, KeyError, SafetensorError: it is damaged, or its arrays have other shapes; or their hashes
+            are not those of what was saved.
+    """
+    hashes = json.loads((path / RECORD).read_text(encoding="utf-8"))["hashes"]
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    arrays = []
+    with safe_open(path / STATE, framework="numpy") as file:
+        for key, leaf in leaves:
+            array = file.get_tensor(path_of(key))
+            if array.shape != leaf.shape or array.dtype != leaf.dtype:
+                raise ValueError(f"{path_of(key)} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{leaf.shape}")
+            arrays.append(jax.device_put(array, leaf.sharding))
+    state = jax.tree_util.tree_unflatten(structure, arrays)
+    for name, found in tree_hashes(state).items():
+        if hashes[name] != found:
+            raise ValueError(f"{name} is not what was saved: its hash is {found}, not {hashes[name]}")
+    return state
+
+
+class NoCheckpoint(RungError):
+    """A run has not saved anything yet."""
 
 
 def write_pointer(path: Path, step: int) -> None:
@@ -100,9 +282,34 @@ def write_pointer(path: Path, step: int) -> None:
     temporary.replace(path)
 
 
-def read_pointer(path: Path) -> Any:
-    """Return the step that a pointer names, or ``None`` where there is no pointer."""
+def read_pointer(path: Path) -> int | None:
+    """Return the step that a pointer names, or ``None`` where there is no pointer, or none that can be read."""
     try:
         return int(path.read_text(encoding="ascii"))
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return None
+
+
+def _on_host(state: State) -> dict[str, np.ndarray]:
+    """Return a copy of the arrays in host memory, by path: the step that comes next will take over their buffers."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    arrays = {
+        path_of(path): array for (path, _), array in zip(leaves, jax.device_get([x for _, x in leaves]), strict=True)
+    }
+    # On a CPU what JAX gives is the buffer itself.
+    on_cpu = all(device.platform == "cpu" for _, x in leaves for device in x.devices())
+    return {path: np.array(array) if on_cpu else np.asarray(array) for path, array in arrays.items()}
+
+
+def _on_disk(path: Path) -> None:
+    """Wait until the disk has a file or the entries of a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: Exception) -> str:
+    """Return why a save or a restore failed, in few words."""
+    return f"it has no {error.args[0]}" if isinstance(error, KeyError) else why_unwritten(error)

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,23 @@ import jax
 from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut
 from rung.train import events
-from rung.train.checkpoint import Checkpoints, Progress
+from rung.train.checkpoint import Checkpoints, Outcome, Progress
+from rung.train.spikes import Spikes
 from rung.train.step import Batch, State
 
 _BATCHES_AHEAD = 2
+_FIRST_RETRY, _LONGEST_RETRY = 10.0, 300.0  # seconds to wait after a save that failed, doubled each time
+_LAST_RETRY = 5.0  # seconds between tries when there is nothing else left to do
 
 
 class Diverged(RungError):
     """The gradient was not finite too many times in a row."""
+
+    status = 1
+
+
+class Vanished(RungError):
+    """The run folder is gone at the end of the run."""
 
     status = 1
 
@@ -40,6 +49,8 @@ class Intervals:
     evaluate: int = 0
     sample: int = 0
     save: int = 0
+    save_seconds: float = 0.0
+    norms: int = 0
 
 
 @dataclass
@@ -62,7 +73,12 @@ class Loop:
         should_stop: asked after every step; a reason ends the run early, after a save.
         steps_per_epoch: for the log.
         profile: steps to trace with the profiler, first and last, counted from 1, and where to write the trace.
-        on_divergence: called with the step whose update was the last of too many skipped.
+        norms: ``(copy, norms)``: a copy of weights that outlives the step, and ``norms(before, after)`` of
+            ``rung.train.norms``; ``None``: none are taken.
+        spikes: watches the losses.
+        look_closer: called with (step, weights) where an update was skipped; returns the documents of the batch, and a
+            line on what was found.
+        on_divergence: called with (step, weights, that line) where the update was the last of too many skipped.
     """
 
     step: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
@@ -80,7 +96,10 @@ class Loop:
     should_stop: Callable[[], str | None] = lambda: None
     steps_per_epoch: float = 0.0
     profile: tuple[int, int, Path] | None = None
-    on_divergence: Callable[[int], None] = lambda step: None
+    norms: tuple[Callable[[Any], Any], Callable[[Any, Any], tuple[Any, Any]]] | None = None
+    spikes: Spikes = field(default_factory=lambda: Spikes(0.0))
+    look_closer: Callable[[int, Any], tuple[list[int], str]] = lambda step, weights: ([], "")
+    on_divergence: Callable[[int, Any, str], None] = lambda step, weights, found: None
 
     def run(self, state: State, progress: Progress) -> tuple[State, Progress, HeldOut | None]:
         """Train from ``progress.step`` to ``steps``; returns the state, what was reached, and the last validation.
@@ -91,31 +110,35 @@ class Loop:
         self._progress = progress
         self._last_evaluation: HeldOut | None = None
         self._reason = "done"
+        self._saves = _Saves(self.checkpoints, self.intervals, self.emit)
         with _Prefetch(self.batch, range(progress.step, self.steps)) as batches:
             state = self._steps(state, batches)
         if self._progress.step == self.steps:
             self._finish(state)
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
+        else:
+            self._saves.wait()
         done = self._progress
         self.emit(events.Finished(done.step, done.tokens, done.seconds, self._reason))
         return state, done, self._last_evaluation
 
     def _steps(self, state: State, batches: Iterator[tuple[Batch, float]]) -> State:
-        pending: tuple[int, dict[str, jax.Array], float] | None = None
+        pending: _Pending | None = None
         self._clock = time.perf_counter()
         for number in range(self._progress.step, self.steps):
             self._profile(number, state)
             batch, waited = next(batches)
+            before = self.norms[0](state["weights"]) if self.norms and self._norms_due(number + 1) else None
             state, metrics = self.step(state, batch)
+            norms = self.norms[1](before, state["weights"]) if self.norms and before is not None else None
             # The device computes this step while Python reads the metrics of the one before it.
             if pending is not None:
-                self._stepped(*pending)
-            pending = (number, metrics, waited)
+                self._stepped(pending, state)
+            pending = _Pending(number, metrics, waited, norms)
             done = number + 1
             stop = self.should_stop()
+            self._saves.hear()
             if stop is not None or self._due(done) or done == self.steps:
-                self._stepped(*pending)
+                self._stepped(pending, state)
                 pending = None
                 if done < self.steps:
                     # What is due is done before a stop too: a resumed run begins after it.
@@ -128,7 +151,10 @@ class Loop:
 
     def _due(self, done: int) -> bool:
         i = self.intervals
-        return any(interval and done % interval == 0 for interval in (i.evaluate, i.sample, i.save))
+        return any(interval and done % interval == 0 for interval in (i.evaluate, i.sample)) or self._saves.due(done)
+
+    def _norms_due(self, done: int) -> bool:
+        return bool(self.intervals.norms) and done % self.intervals.norms == 0
 
     def _between(self, state: State, done: int, stopping: bool) -> None:
         """Do what is due after a step; its time is not training time."""
@@ -137,8 +163,8 @@ class Loop:
             self._evaluate(state)
         if i.sample and done % i.sample == 0:
             self._sample(state)
-        if stopping or (i.save and done % i.save == 0):
-            self._save(state)
+        if stopping or self._saves.due(done):
+            self._saves.begin(state, self._saved_progress)
         self._clock = time.perf_counter()
 
     def _finish(self, state: State) -> None:
@@ -146,14 +172,21 @@ class Loop:
         self._sample(state)
         if self.evaluate is None and self.write_weights is not None:
             self.write_weights(state["weights"], self._progress)
-        self._save(state)
+        self._saves.begin(state, self._saved_progress)
+        self._saves.insist(state, self._saved_progress, self.should_stop)
 
-    def _stepped(self, number: int, metrics: dict[str, jax.Array], waited: float) -> None:
+    @property
+    def _saved_progress(self) -> Progress:
+        return dataclasses.replace(self._progress, losses=tuple(self.spikes.losses))
+
+    def _stepped(self, pending: _Pending, state: State) -> None:
         """Read the metrics of a step, count it, and tell of it."""
-        values = {name: value.item() for name, value in jax.device_get(metrics).items()}
+        values = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        targets, done = values["targets"], number + 1
+        targets, done = values["targets"], pending.number + 1
+        loss = values["loss_sum"] / max(1, targets)
+        threshold = None if values["skipped"] else self.spikes.push(loss)
         self._progress = dataclasses.replace(
             self._progress,
             step=done,
@@ -161,36 +194,43 @@ class Loop:
             seconds=self._progress.seconds + seconds,
         )
         rate = targets / seconds if seconds > 0 else 0.0
-        if done % self.intervals.log == 0 or values["skipped"] or done == self.steps:
+        if done % self.intervals.log == 0 or values["skipped"] or threshold is not None or done == self.steps:
             self.emit(
                 events.StepDone(
                     step=done,
                     tokens=self._progress.tokens,
-                    loss=values["loss_sum"] / max(1, targets),
+                    loss=loss,
                     learning_rate=values["rate_factor"] * self.learning_rate,
                     gradient_norm=values["gradient_norm"],
                     tokens_per_second=rate,
                     flops_per_second=rate * self.flops_per_token,
-                    data_wait=waited,
+                    data_wait=pending.waited,
                     seconds=self._progress.seconds,
                     skipped=values["skipped"],
                     epoch=done / self.steps_per_epoch if self.steps_per_epoch else 0.0,
                 )
             )
+        if pending.norms is not None:
+            weights, updates = jax.device_get(pending.norms)
+            self.emit(events.Norms(done, *({k: v.item() for k, v in one.items()} for one in (weights, updates))))
+        if threshold is not None:
+            self.emit(events.Spiked(done, loss, threshold))
         if values["skipped"]:
-            self._skipped(done, values)
+            self._skipped(done, values, state)
 
-    def _skipped(self, done: int, values: dict[str, Any]) -> None:
+    def _skipped(self, done: int, values: dict[str, Any], state: State) -> None:
         in_a_row = values["skipped_in_a_row"]
-        self.emit(events.Skipped(done, in_a_row, "the loss or its gradient is not finite", [], ""))
+        what = "loss" if not math.isfinite(values["loss_sum"]) else "gradient"
+        documents, found = self.look_closer(done - 1, state["weights"])
+        self.emit(events.Skipped(done, in_a_row, f"the {what} is not finite", documents, found))
         if in_a_row >= self.max_skipped:
-            self.on_divergence(done - 1)
-            if self.checkpoints is not None:
-                self.checkpoints.wait()
+            self.on_divergence(done - 1, state["weights"], found)
+            self._saves.wait()
             raise Diverged(
                 f"{in_a_row} updates in a row were not finite, the last at step {done}; weights are those before them",
                 "lower train.learning_rate, or lengthen the warm-up; train.max_skipped sets the number",
             )
+        self._clock = time.perf_counter()
 
     def _evaluate(self, state: State) -> None:
         if self.evaluate is None:
@@ -222,11 +262,6 @@ class Loop:
             for prompt, text in self.sample(state["weights"]):
                 self.emit(events.Sampled(self._progress.step, prompt, text))
 
-    def _save(self, state: State) -> None:
-        if self.checkpoints is not None:
-            path = self.checkpoints.save(state, self._progress)
-            self.emit(events.Saved(self._progress.step, str(path)))
-
     def _profile(self, done: int, state: State, at_end: bool = False) -> None:
         """After ``done`` steps, start the profiler if the next is the first of its range, stop it after the last."""
         if self.profile is None:
@@ -240,6 +275,78 @@ class Loop:
             jax.profiler.stop_trace()
             self.profile = None
             self.emit(events.Note(done, f"profile of steps {first} to {done} written to {folder}"))
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step that was given to the device and whose metrics have not been read."""
+
+    number: int
+    metrics: dict[str, jax.Array]
+    waited: float
+    norms: tuple[Any, Any] | None
+
+
+class _Saves:
+    """When to save, and what to do about a save that fails: say so, train on, and try again later."""
+
+    def __init__(self, checkpoints: Checkpoints | None, intervals: Intervals, emit: Callable[[Any], None]):
+        self._checkpoints, self._intervals, self._emit = checkpoints, intervals, emit
+        self._last = time.monotonic()
+        self._wait = 0.0  # seconds after the last try, where that failed
+
+    def due(self, done: int) -> bool:
+        """Return whether a checkpoint is due after a step: by steps, by minutes, or again after one that failed."""
+        if self._checkpoints is None:
+            return False
+        i, since = self._intervals, time.monotonic() - self._last
+        by_steps = i.save and done % i.save == 0
+        return bool(by_steps or (i.save_seconds and since >= i.save_seconds) or (self._wait and since >= self._wait))
+
+    def begin(self, state: State, progress: Progress) -> None:
+        """Begin a save, after the one before it."""
+        if self._checkpoints is not None:
+            self.wait()
+            self._checkpoints.save(state, progress)
+            self._last = time.monotonic()
+
+    def hear(self) -> None:
+        """Tell of a save that has ended."""
+        if self._checkpoints is not None:
+            self._tell(self._checkpoints.outcome())
+
+    def wait(self) -> bool:
+        """Wait for the save that runs, and tell of it; returns false where it failed."""
+        return self._checkpoints is None or self._tell(self._checkpoints.wait())
+
+    def insist(self, state: State, progress: Progress, should_stop: Callable[[], str | None]) -> None:
+        """Wait until the last save of a run is whole, trying again until it is, or until told to stop."""
+        while not self.wait():
+            assert self._checkpoints is not None
+            if not self._checkpoints.run.is_dir():
+                raise Vanished(
+                    f"{self._checkpoints.run} is gone, and the run has ended: its last state is saved nowhere",
+                    "if the folder comes back, `rung resume` goes on from its last checkpoint",
+                )
+            ends = time.monotonic() + _LAST_RETRY
+            while time.monotonic() < ends:
+                if should_stop() is not None:
+                    return
+                time.sleep(0.1)
+            self.begin(state, progress)
+
+    def _tell(self, outcome: Outcome | None) -> bool:
+        if outcome is None:
+            return True
+        assert self._checkpoints is not None
+        if outcome.error is None:
+            self._wait = 0.0
+            self._emit(events.Saved(outcome.step, str(outcome.path)))
+            return True
+        self._wait = min(_LONGEST_RETRY, 2 * self._wait or _FIRST_RETRY)
+        whole = self._checkpoints.steps()
+        self._emit(events.SaveFailed(outcome.step, outcome.error, whole[-1] if whole else None))
+        return False
 
 
 class _Prefetch:

@@ -71,7 +71,8 @@ def make_step(
 
     The gradient is that of the sum of all losses over the number of all targets, however the batch is cut into
     micro-batches and over devices. It is clipped by its global norm after accumulation. Where the loss or the norm is
-    not finite, weights and optimizer stay as they were; the step counts all the same.
+    not finite, weights and optimizer stay as they were; the step counts all the same. After ``max_skipped`` such steps
+    in a row no update is applied any more: the loop hears of it a step late, and the weights should be those of then.
 
     Metrics, all scalars: ``loss_sum``, ``targets``, ``gradient_norm`` (before clipping), ``rate_factor``, ``skipped``
     (bool), ``skipped_in_a_row``.
@@ -88,7 +89,8 @@ def make_step(
         factor = rate_factor(state["step"])
         new = optimizer.update(gradients, state["optimizer"], state["weights"], factor)
 
-        good = jnp.isfinite(norm) & jnp.isfinite(loss_sum)
+        halted = state["skipped_in_a_row"] >= config.max_skipped
+        good = jnp.isfinite(norm) & jnp.isfinite(loss_sum) & ~halted
         old = (state["weights"], state["optimizer"])
         weights, optimizer_state = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
         skipped_in_a_row = jnp.where(good, 0, state["skipped_in_a_row"] + 1)
