@@ -53,9 +53,7 @@ class Findings:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
-def examine(
-    model: Model, weights: Tree, batch: Batch, keys_B: jax.Array | None, micro_batch_size: int = 0
-) -> Findings:
+def examine(model: Model, weights: Tree, batch: Batch, keys_B: jax.Array | None, micro_batch_size: int = 0) -> Findings:
     """Return what is found on computing the loss of a batch and its gradient, as the training step computes them.
 
     The program is compiled at the first call for a model and a shape of batch, and kept. It needs about the memory of
@@ -72,7 +70,7 @@ def examine(
     compiled = _compiled(cast(Any, model), n_rows // (micro_batch_size or n_rows))
     numbers, gradients, sightings = jax.device_get(compiled(weights, batch, keys_B))
     order = _Order(sightings)
-    weight_sizes = {s.name.removeprefix(_WEIGHT): float(s.largest) for s in sightings if s.is_argument}
+    weight_sizes = {s.name: float(s.largest) for s in sightings if s.is_argument}
     gradient_sizes = {path: float(size) for path, size in flatten(gradients).items()}
     return Findings(
         loss=float(numbers["loss_sum"]) / max(1, int(numbers["targets"])),
@@ -97,6 +95,8 @@ def describe(findings: Findings) -> str:
     parts = []
     before = ""
     if findings.first_not_finite is not None:
+        if math.isfinite(findings.loss):
+            parts.append(f"the loss is {_short(findings.loss)}")
         parts.append(f"first not finite: {findings.first_not_finite}")
         before = " before it"
     elif findings.finite:
@@ -112,8 +112,6 @@ def describe(findings: Findings) -> str:
 
 
 # How
-
-_WEIGHT = "weight "
 
 
 @functools.lru_cache(maxsize=2)
@@ -146,10 +144,10 @@ def _row_losses(model: Any) -> Any:
 
 
 def _paths(weights: Tree) -> Tree:
-    """Return a tree of the shape of ``weights`` with each one's name at its place."""
+    """Return a tree of the shape of ``weights`` with each one's path at its place."""
 
     def name(path: Any, _: Any) -> str:
-        return _WEIGHT + ".".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path)
+        return ".".join(str(getattr(part, "key", getattr(part, "idx", part))) for part in path)
 
     return jax.tree_util.tree_map_with_path(name, weights)
 
@@ -160,7 +158,7 @@ class _Order:
     def __init__(self, sightings: Sequence[Sighting]):
         found = [(key, s, index) for s in sightings for key, index in _not_finite(s)]
         first, sighting, index = min(found, key=lambda one: one[0]) if found else ((math.inf,), None, ())
-        self.first_not_finite = None if sighting is None else sighting.name + _pass(sighting, index)
+        self.first_not_finite = None if sighting is None else _told_of(sighting, index)
         sizes: dict[str, float] = {}
         for s in sightings:
             if not (s.is_argument or s.is_scalar):
@@ -189,10 +187,11 @@ def _not_finite(sighting: Sighting) -> Iterator[tuple[tuple[float, ...], tuple[i
         yield from (one for one in _keys(sighting) if not np.isfinite(sighting.largest[one[1]]))
 
 
-def _pass(sighting: Sighting, index: tuple[int, ...]) -> str:
-    """Return which pass of its loops a value was seen in, for people."""
+def _told_of(sighting: Sighting, index: tuple[int, ...]) -> str:
+    """Return which value it was, in which pass of the loops that it is in, for people."""
     loops = zip(index, np.shape(sighting.largest), strict=True)
-    return "".join(f", pass {number + 1} of {length}" for number, length in loops if length > 1)
+    passes = [f", pass {number + 1} of {length}" for number, length in loops if length > 1]
+    return ("weight " if sighting.is_argument else "") + sighting.name + "".join(passes)
 
 
 def _largest_of(sizes: dict[str, float]) -> Named:

@@ -64,9 +64,7 @@ def watch(
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves = jax.tree.leaves(list(arguments))
-    given = [
-        _Value(leaf, argument=name, watched=_is_floating(leaf)) for leaf, name in zip(leaves, names, strict=True)
-    ]
+    given = [_Value(leaf, argument=name, watched=_is_floating(leaf)) for leaf, name in zip(leaves, names, strict=True)]
     watcher = _Watcher()
     for value in given:
         if value.argument is not None and value.watched:
@@ -108,22 +106,23 @@ class _Value:
     watched: bool = False
 
 
+def _operations(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 # Results that hold numbers of their operands and no others.
-_MOVES = frozenset(
-    "broadcast_in_dim concatenate convert_element_type copy copy_p dynamic_slice dynamic_update_slice expand_dims "
-    "gather optimization_barrier pad reduce_precision reshape rev select_n slice split squeeze stop_gradient "
-    "transpose".split()
+_MOVES = _operations(
+    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice gather "
+    "optimization_barrier pad reduce_precision reshape rev select_n slice split squeeze stop_gradient transpose"
 )
-# Results at most as large as their operands, or as one.
-_BOUNDED = _MOVES | frozenset(
-    "abs argmax argmin atan2 clamp cos cummax cummin erf erfc is_finite logistic max min neg reduce_max reduce_min "
-    "reduce_window_max round floor ceil scatter select_and_gather_add sign sin sort tanh top_k".split()
+# Results at most as large as their operands, or as a small number.
+_BOUNDED = _MOVES | _operations(
+    "abs argmax argmin atan2 ceil clamp cos cummax cummin erf erfc floor is_finite logistic max min neg reduce_max "
+    "reduce_min reduce_window_max round scatter sign sin sort tanh top_k"
 )
-_KEEPS_ONE = frozenset("broadcast_in_dim convert_element_type copy reshape squeeze stop_gradient transpose".split())
-_KEEPS_MASKS = _MOVES | frozenset("add sub max min reduce_max reduce_min neg abs clamp".split())
-_CALLS = frozenset(
-    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat remat2 checkpoint".split()
-)
+_KEEPS_ONE = _operations("broadcast_in_dim convert_element_type copy reshape squeeze stop_gradient transpose")
+_KEEPS_MASKS = _MOVES | _operations("abs add clamp max min neg reduce_max reduce_min sub")
+_CALLS = _operations("checkpoint closed_call core_call custom_jvp_call custom_vjp_call jit pjit remat remat2")
 
 _LEAST_MASK = 1e4  # a smaller constant is no mask: it would mask nothing
 _NEAR_MASK = 1e-3  # what is added to a mask moves it by less than this part
