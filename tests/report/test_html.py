@@ -1,5 +1,6 @@
 import html.parser
 import json
+import math
 import re
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from rung import config
 from rung.errors import RungError
 from rung.report.html import MOST_SAMPLES, write_report
+from rung.report.metrics import MetricsLog
 from rung.report.tables import config_table, environment_table, grouped
+from rung.train.events import Hardware, Norms, Resumed, SaveFailed, Skipped, Spiked
 
 VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 PARAMETERS = [
@@ -121,9 +124,38 @@ def test_what_could_not_be_read_is_said(write_run):
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(b'{"event": "st')
     (run / "environment.json").write_text("{")
+    (run / "lineage.json").write_text("[]")
     page = report(run)
     assert "metrics.jsonl: its last line" in page.text
     assert "environment.json" in page.text
+    assert "lineage.json: is not one JSON object" in page.text
+    assert "Lineage" not in page.text
+
+
+def test_a_run_with_everything_is_well_formed_and_self_contained(write_run, make_step, nasty):
+    run = write_run(50, skip=(7,))
+    lineage = {"run": f"../{nasty}", "step": 12_000, "weights": "ab" * 32, "optimizer": "kept", "parents": []}
+    (run / "lineage.json").write_text(json.dumps(lineage))
+    gpus = [{"name": nasty, "utilization": 97, "throttled": nasty}, {}]
+    with MetricsLog(run / "metrics.jsonl") as log:
+        for event in (
+            Spiked(20, math.inf, 4.5),
+            SaveFailed(20, nasty, None),
+            Skipped(21, 1, nasty, [1], nasty),
+            *(Norms(step, {nasty: 1.0 * step, "b": math.nan}, {nasty: 0.1}) for step in (10, 20)),
+            *(Hardware(step, 1.0, 50.0, 80.0, 1 << 30, None, gpus) for step in (10, 20)),
+            Resumed(20, [f"name {nasty} -> b"]),
+        ):
+            log(event)
+    page = report(run)
+    assert_self_contained(run, page)
+    assert "Started from ../<script>" in page.text
+    assert "at step 12,000, optimizer kept" in page.text
+    for title in ("Update-to-weight ratio", "GPU use", "Lineage"):
+        assert title in page.text
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
 
 
 def test_headline_numbers_are_the_best_validation(write_run):
@@ -167,7 +199,7 @@ def headline(run, name):
 def test_what_the_run_filled_in_is_not_marked_as_changed():
     changes = {
         "tokenizer.kind": "char", "model.vocab_size": 65, "model.norm": "rmsnorm", "train.steps": 60,
-        "evaluate.every_steps": 6, "sample.every_steps": 6, "checkpoint.every_steps": 7,
+        "train.norms_every_steps": 1, "evaluate.every_steps": 6, "sample.every_steps": 6, "checkpoint.every_steps": 7,
     }  # fmt: skip
     table = config_table(config.resolve(config.override(config.Config(), changes)))
     sections = {section.partition("<")[0]: section for section in table.split("<h3>")}
@@ -175,7 +207,12 @@ def test_what_the_run_filled_in_is_not_marked_as_changed():
     def row(section, name):
         return re.search(rf"<tr( class=changed)?[^>]*><th><code>{name}</code>.*?</tr>", sections[section])
 
-    for section, name in [("model", "vocab_size"), ("evaluate", "every_steps"), ("sample", "every_steps")]:
+    for section, name in [
+        ("model", "vocab_size"),
+        ("train", "norms_every_steps"),
+        ("evaluate", "every_steps"),
+        ("sample", "every_steps"),
+    ]:
         assert row(section, name)[1] is None
         assert "derived" in row(section, name)[0]
     assert row("checkpoint", "every_steps")[1]
@@ -185,6 +222,7 @@ def test_what_the_run_filled_in_is_not_marked_as_changed():
     assert row("model", "norm_bias") is None  # RMSNorm has none
     assert row("model", "rope_base") is None
     assert row("model", "init_std")
+    assert row("track", "wandb_project") is None  # it is not written to
     assert re.sub("<[^>]*>", " ", row("mesh", "data")[0]).split() == ["data", "1", "device"]
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Literal
 
 import numpy as np
 
 from rung.report.series import log_ticks, thin, ticks, wants_log
-from rung.report.words import short
+from rung.report.words import safe, short, visible
 
 WIDTH, HEIGHT = 1000, 400  # units of the drawing, before it is stretched
 HEADROOM = 0.05  # of the axis, left free above and below the curves
@@ -81,6 +80,7 @@ def chart(
     from_zero: bool = False,
     across: Across = "tokens",
     log: bool | None = None,
+    until: float = 0,
 ) -> str:
     """Return a figure of curves over target tokens, or over steps or seconds of training, as HTML.
 
@@ -93,6 +93,7 @@ def chart(
         across: what the horizontal axis counts.
         log: a logarithmic vertical axis, on which only values over 0 have a place; ``None``: where the curves span
             much and all of them are over 0.
+        until: the horizontal axis goes at least so far, so that charts of one run can be held against each other.
     """
     assert not marks or across == "tokens"
     drawable = [np.isfinite(curve.values) & ((curve.values > 0) | (not log)) for curve in curves]
@@ -100,8 +101,8 @@ def chart(
     curves = [curve for curve in curves if len(curve.values)]
     if not curves:
         nothing = '<p class="empty">Nothing was recorded.</p>'
-        return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{nothing}</figure>'
-    x, y = _x_axis(curves, across), _y_axis(curves, from_zero, log)
+        return f'<figure class="chart"><figcaption>{safe(title)}</figcaption>{nothing}</figure>'
+    x, y = _x_axis(curves, across, until), _y_axis(curves, from_zero, log)
     units = ", ".join(filter(None, [unit, "log scale" if y.log else ""]))
     drawing = [_grid_line(y.place(tick)) for tick in y.ticks] + [_drawn(curve, across, x, y) for curve in curves]
     y_labels = "".join(
@@ -111,7 +112,7 @@ def chart(
     divisor, x_title = _horizontal_unit(across, x.high)
     x_labels = "".join(f'<span style="left:{x.place(tick):.2%}">{short(tick / divisor)}</span>' for tick in x.ticks)
     return f"""<figure class="chart">
-<figcaption>{escape(title)} <span class="unit">{escape(units)}</span>{_legend(curves, marks)}</figcaption>
+<figcaption>{safe(title)} <span class="unit">{safe(units)}</span>{_legend(curves, marks)}</figcaption>
 <div class="frame">
 <div class="y-axis" aria-hidden="true">{y_labels}</div>
 <div class="plot">
@@ -157,9 +158,8 @@ class _Axis:
         return (scale(values) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
 
-def _x_axis(curves: Sequence[Curve], across: Across) -> _Axis:
-    high = max(float(curve.across(across).max()) for curve in curves)
-    high = max(high, 1)
+def _x_axis(curves: Sequence[Curve], across: Across, until: float) -> _Axis:
+    high = max(1, until, *(float(curve.across(across).max()) for curve in curves))
     divisor, _ = _horizontal_unit(across, high)
     return _Axis(0, high, False, [tick * divisor for tick in ticks(0, high / divisor, most=5)])
 
@@ -209,7 +209,7 @@ def _look(curve: Curve) -> str:
 
 
 def _reading(curve: Curve, n: int) -> str:
-    return escape(f"{curve.name} {curve.values[n]:,.5g} at step {curve.steps[n]:,} ({curve.tokens[n]:,} tokens)")
+    return safe(f"{curve.name} {curve.values[n]:,.5g} at step {curve.steps[n]:,} ({curve.tokens[n]:,} tokens)")
 
 
 def _grid_line(place: float) -> str:
@@ -223,14 +223,14 @@ def _drawn_marks(marks: Sequence[Mark], x: _Axis) -> str:
         of_kind = [mark for mark in marks if mark.kind == kind]
         for mark in of_kind[:: max(1, -(-len(of_kind) // MOST_MARKS))]:
             path = line.format(x=f"{x.place(mark.tokens) * WIDTH:.1f}")
-            drawn += f'<path class="mark {kind}" d="{path}"><title>{escape(mark.text)}</title></path>'
+            drawn += f'<path class="mark {kind}" d="{path}"><title>{safe(mark.text)}</title></path>'
     return drawn
 
 
 def _legend(curves: Sequence[Curve], marks: Sequence[Mark]) -> str:
     if len(curves) < 2 and not marks:
         return ""
-    entries = [f'<span class="key {_look(curve)}"><i></i>{escape(curve.name)}</span>' for curve in curves]
+    entries = [f'<span class="key {_look(curve)}"><i></i>{safe(curve.name)}</span>' for curve in curves]
     marked = {mark.kind for mark in marks}
     entries += [f'<span class="key mark {kind}"><i></i>{MARKED[kind]}</span>' for kind in MARKED if kind in marked]
     return f'<span class="legend{" many" if len(curves) > FEW else ""}">{"".join(entries)}</span>'
@@ -239,7 +239,7 @@ def _legend(curves: Sequence[Curve], marks: Sequence[Mark]) -> str:
 def _spoken(title: str, curves: Sequence[Curve]) -> str:
     """Return what a screen reader says of a chart: where each curve ends."""
     ends = [f"{curve.name} ends at {curve.values[-1]:,.4g}" for curve in curves if curve.style != "faint"]
-    return escape("; ".join([title, *ends]))
+    return safe("; ".join([title, *ends]))
 
 
 def _data(curves: Sequence[Curve], across: Across, x: _Axis, y: _Axis) -> str:
@@ -251,7 +251,7 @@ def _data(curves: Sequence[Curve], across: Across, x: _Axis, y: _Axis) -> str:
         "across": across,
         "curves": [
             {
-                "name": curve.name,
+                "name": visible(curve.name),
                 "tone": curve.tone,
                 "tokens": curve.tokens.tolist(),
                 "steps": curve.steps.tolist(),

@@ -23,9 +23,10 @@ def loss_charts(metrics: Metrics) -> str:
     curves = [*_raw_and_smooth(metrics, "loss", "train"), *_validation(metrics, "loss")]
     figures = f'<div class="wide">{chart("Loss", "nats per token", curves, marks(metrics))}</div>'
     if any(event.bits_per_byte is not None for event in metrics.evaluations):
-        figures += chart("Validation, bits per byte", "", _validation(metrics, "bits_per_byte"))
+        figures += chart("Validation, bits per byte", "", _validation(metrics, "bits_per_byte"), until=_end(metrics))
     if metrics.evaluations:
-        figures += chart("Validation perplexity", "per token", _validation(metrics, "perplexity"))
+        perplexity = _validation(metrics, "perplexity")
+        figures += chart("Validation perplexity", "per token", perplexity, until=_end(metrics))
     return f'<div class="charts">{figures}</div>'
 
 
@@ -76,8 +77,8 @@ def _norm_charts(metrics: Metrics) -> Iterator[str]:
 
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = {g: norms.updates[g] / norms.weights[g] for g in norms.weights if g in norms.updates}
-    yield chart("Update-to-weight ratio", "of one step", curves(ratios), log=True)
-    yield chart("Weight norm", "per group", curves(norms.weights))
+    yield chart("Update-to-weight ratio", "of one step", curves(ratios), log=True, until=_end(metrics))
+    yield chart("Weight norm", "per group", curves(norms.weights), until=_end(metrics))
 
 
 def _machine_figures(metrics: Metrics, readings: Sequence[Hardware]) -> Iterator[str]:
@@ -93,7 +94,7 @@ def _machine_figures(metrics: Metrics, readings: Sequence[Hardware]) -> Iterator
         if len(curves) > 1:
             known = [one.one_of_many(n) for n, one in enumerate(known)]
         if known:
-            yield chart(title, unit, known, from_zero=unit != "°C")
+            yield chart(title, unit, known, from_zero=unit != "°C", until=_end(metrics))
 
     yield from drawn("Processor", "percent of the machine", curve("all", lambda r: r.cpu_percent))
     yield from drawn("Processor, this process", "cores", curve("this", lambda r: r.process_cpu_percent, 1 / 100))
@@ -127,6 +128,12 @@ def _held_back(readings: Sequence[Hardware]) -> Iterator[str]:
             times = ", ".join(f"{reason} ({count(number)})" for reason, number in reasons.most_common())
             known = sum(one is not None for one in seen)
             yield f"GPU {n} ({name}) was held back in {count(reasons.total())} of {count(known)}: {times}."
+
+
+def _end(metrics: Metrics) -> int:
+    """Return the target tokens that the run has come to."""
+    tokens = metrics.steps["tokens"]
+    return int(tokens[-1]) if len(tokens) else 0
 
 
 def _raw_and_smooth(metrics: Metrics, field: str, tone: Literal["train", "plain"], scale: float = 1.0) -> list[Curve]:
