@@ -17,8 +17,8 @@ def tree_hashes(tree: Any) -> dict[str, str]:
     """Return ``{path: 16 hexadecimal digits}`` of every array in a tree.
 
     An element's bits and its place in the array are mixed, and the mixtures added modulo 2^32; mixed once more, and
-    added, they make the other half. Addition has no order, so shards are hashed where they lie and only their sums travel. It finds damage, of
-    one bit or of much; it is no defence against someone who means to forge.
+    added, they make the other half. Addition has no order, so shards are hashed where they lie and only their sums
+    travel. It finds damage, of one bit or of much; it is no defence against someone who means to forge.
     """
     hashed = np.asarray(_hash_leaves(jax.tree.leaves(tree)))
     paths = [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]

@@ -1,4 +1,4 @@
-"""A new run from the weights of another: which weights, what it takes over besides, and the record of where it is from."""
+"""A new run from the weights of another: which weights, what else is taken over, and the record of where it is from."""
 
 from __future__ import annotations
 

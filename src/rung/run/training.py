@@ -31,7 +31,6 @@ from rung.report.progress import Progress as ProgressView
 from rung.report.telemetry import Telemetry
 from rung.report.trackers import check_trackers, trackers
 from rung.run.folder import (
-    CONFIG,
     ENVIRONMENT,
     LINEAGE,
     METRICS,
@@ -252,7 +251,7 @@ class Training:
         emit: Callable[[events.Event], None],
         stop: StopReason,
     ) -> Loop:
-        config, run = self.config, self.run
+        config = self.config
         batches, steps = self._batches(), config.train.steps
         factor = rate_factor(config.train, steps, self.tokens_per_step)
         self._introduce(progress)

@@ -102,7 +102,7 @@ class Checkpoints:
 
     def save(self, state: State, progress: Progress) -> None:
         """Begin to save. The save before must have ended: ask ``outcome`` or ``wait`` first."""
-        assert self._writer is None and self._outcome is None, "the save before has not been asked for its outcome"
+        assert self._writer is None, "the save before has not been asked for its outcome"
         record = {
             "progress": dataclasses.asdict(progress),
             "identity": self._identity,
