@@ -22,6 +22,7 @@ COMMANDS = {
     "resume": "continue a run from its last checkpoint",
     "generate": "continue a prompt with a trained model",
     "evaluate": "held-out loss, perplexity and bits per byte of a run",
+    "check": "run the step again that made a run diverge, and find where it went wrong",
     "tokenizer": "train, use and look at tokenizers",
     "tokens": "tokenize text once, to train on it many times",
     "config": "show a preset, with overrides, and its parameter count",
