@@ -25,9 +25,11 @@ from rung.errors import RungError
 if TYPE_CHECKING:
     from rung.config import Config, GenerateConfig, override, preset, preset_names
     from rung.model import Decoder
+    from rung.run.compare import compare
     from rung.run.demo import demo
     from rung.run.folder import Run
     from rung.run.resuming import resume
+    from rung.run.runs import runs
     from rung.run.training import train
     from rung.run.use import evaluate, generate
     from rung.tokens.store import TokenStore
@@ -49,6 +51,8 @@ _HOMES = {
     "demo": "run.demo",
     "train": "run.training",
     "resume": "run.resuming",
+    "compare": "run.compare",
+    "runs": "run.runs",
     "evaluate": "run.use",
     "generate": "run.use",
 }
@@ -61,6 +65,7 @@ __all__ = [
     "RungError",
     "TokenStore",
     "Tokenizer",
+    "compare",
     "demo",
     "evaluate",
     "generate",
@@ -68,6 +73,7 @@ __all__ = [
     "preset",
     "preset_names",
     "resume",
+    "runs",
     "train",
 ]
 

@@ -21,6 +21,8 @@ COMMANDS = {
     "train": "train a model on text: tokenizer, tokens, preset, training",
     "resume": "continue a run from its last checkpoint",
     "generate": "continue a prompt with a trained model",
+    "runs": "list runs: state, steps, best loss",
+    "compare": "overlay the curves of runs, and show how their settings differ",
     "evaluate": "held-out loss, perplexity and bits per byte of a run",
     "check": "run the step again that made a run diverge, and find where it went wrong",
     "tokenizer": "train, use and look at tokenizers",

@@ -31,7 +31,7 @@ def loss_curves(metrics: Metrics, path: str | Path, name: str = "") -> None:
     figure = Figure(figsize=(10, 5.625), dpi=160, layout="constrained", facecolor="white")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _dress(axes)
+    dress(axes)
     tokens, loss = metrics.steps["tokens"], metrics.steps["loss"]
     validation = np.array([event.loss for event in metrics.evaluations])
     shown = thin(loss)
@@ -44,7 +44,7 @@ def loss_curves(metrics: Metrics, path: str | Path, name: str = "") -> None:
         axes.plot(at, validation, color=VALIDATION, linewidth=1.8, marker="o", markersize=5, label="validation")
     if len(shown) or len(validation):
         axes.legend(frameon=False, labelcolor=INK, loc="upper right")
-        _scale(axes, wants_log(loss, validation))
+        scale(axes, wants_log(loss, validation))
     axes.set_title(_title(metrics, name), loc="left", color=INK, fontsize=12, pad=12, linespacing=1.5, parse_math=False)
     with whole_file(path) as file, warnings.catch_warnings():
         # A name in a script that matplotlib's font lacks is drawn as boxes; the report has it right.
@@ -52,9 +52,12 @@ def loss_curves(metrics: Metrics, path: str | Path, name: str = "") -> None:
         canvas.print_png(file)
 
 
-def _dress(axes) -> None:  # type: ignore[no-untyped-def]  # matplotlib's types are not there to name
-    axes.set_xlabel("target tokens trained on", color=INK)
-    axes.set_ylabel("loss, nats per token", color=INK)
+def dress(  # type: ignore[no-untyped-def]  # matplotlib's types are not there to name
+    axes, across: str = "target tokens trained on", up: str = "loss, nats per token"
+) -> None:
+    """Give axes the house's looks, and names."""
+    axes.set_xlabel(across, color=INK)
+    axes.set_ylabel(up, color=INK)
     axes.grid(axis="y", color=RULE, linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(RULE)
@@ -62,7 +65,8 @@ def _dress(axes) -> None:  # type: ignore[no-untyped-def]  # matplotlib's types 
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
 
 
-def _scale(axes, log: bool) -> None:  # type: ignore[no-untyped-def]
+def scale(axes, log: bool) -> None:  # type: ignore[no-untyped-def]
+    """Put round numbers on the vertical axis, which is logarithmic where that is asked for."""
     from matplotlib.ticker import NullLocator
 
     if log:

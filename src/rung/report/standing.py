@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from rung.train.events import Evaluated
 
 BLOCK = 1 << 16  # bytes read at once
-ENOUGH = 1 << 20  # bytes from the end in which the steps for a mean loss are looked for, once there is a step at all
+ENOUGH = 1 << 18  # bytes from the end in which the steps for a mean loss are looked for, once there is a step at all
 LONGEST_LINE = 1 << 24
 ENDING_STEPS = 100  # that the training loss is the mean over
 
@@ -108,7 +108,7 @@ class _Tail:
 
 
 def _lines_from_the_end(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield the whole lines of a file, the last first, with the number of bytes read so far. A torn last line is none."""
+    """Yield the lines of a file, the last first, with the number of bytes read so far. A torn last line is none."""
     size = position = file.seek(0, 2)
     rest, torn = b"", True
     while position:
