@@ -201,9 +201,10 @@ def cached_attention(q_BTHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, po
 def _attend(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate):
     """Return attention [B, G, R, T, K] of queries that are scaled already.
 
-    Its gradient is written out, because two things need not be made: the normalised weights (the sum is divided out of
-    the narrower output instead), and the row sums of weights times their gradients, which equal those of output times
-    its gradient (Dao et al. 2022, arXiv:2205.14135, appendix B).
+    Its gradient is written out, because the normalised weights need not be made: their sum is divided out of the
+    narrower output instead. The row sums of weights times their gradients equal those of output times its gradient
+    (Dao et al. 2022, arXiv:2205.14135, appendix B), which are shorter; but XLA on a CPU then computes each of them anew
+    for every key.
     """
     return _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate)[0]
 
@@ -216,16 +217,17 @@ def _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate):
     exps = exps.astype(v_BGSK.dtype)
     y = jnp.einsum("BGRTS,BGSK->BGRTK", _kept(exps, keep_BGRTS, rate), v_BGSK, preferred_element_type=jnp.float32)
     y = (y * inverse_sum).astype(v_BGSK.dtype)
-    return y, (q_BGRTK, k_BGSK, v_BGSK, keep_BGRTS, exps, inverse_sum, y)
+    return y, (q_BGRTK, k_BGSK, v_BGSK, keep_BGRTS, exps, inverse_sum)
 
 
 def _attend_backward(rate, saved, dy):
-    q_BGRTK, k_BGSK, v_BGSK, keep_BGRTS, exps, inverse_sum, y = saved
-    dy = (dy * inverse_sum).astype(y.dtype)
+    q_BGRTK, k_BGSK, v_BGSK, keep_BGRTS, exps, inverse_sum = saved
+    dy = (dy * inverse_sum).astype(v_BGSK.dtype)
     dv_BGSK = jnp.einsum("BGRTS,BGRTK->BGSK", _kept(exps, keep_BGRTS, rate), dy)
     d_exps = jnp.einsum("BGRTK,BGSK->BGRTS", dy, v_BGSK, preferred_element_type=jnp.float32)
-    row_sums = jnp.sum(dy.astype(jnp.float32) * y, -1, keepdims=True)
-    d_scores = (exps * (_kept(d_exps, keep_BGRTS, rate) - row_sums)).astype(q_BGRTK.dtype)
+    weighted = exps * _kept(d_exps, keep_BGRTS, rate)
+    row_sums = jnp.sum(weighted.astype(jnp.float32), -1, keepdims=True)
+    d_scores = (weighted - exps * (row_sums * inverse_sum)).astype(q_BGRTK.dtype)
     dq_BGRTK = jnp.einsum("BGRTS,BGSK->BGRTK", d_scores, k_BGSK)
     dk_BGSK = jnp.einsum("BGRTS,BGRTK->BGSK", d_scores, q_BGRTK)
     return dq_BGRTK, dk_BGSK, dv_BGSK, None, None
