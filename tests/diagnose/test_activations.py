@@ -130,6 +130,7 @@ def test_the_micro_batch_that_overflows_is_named(model, batch, keys):
     tokens[1, 0] = 49  # rows 1 and 3 are the second micro-batch
     found = examine(model, weights, {"tokens": tokens, "targets": batch["targets"] % 49}, keys, micro_batch_size=2)
     assert found.first_not_finite == "layers.0.attention_norm (mul), pass 2 of 2"
+    assert found.largest[0][0] == "layers.0.attention_norm (reduce_sum)"
 
 
 def test_the_losses_of_the_rows_are_those_of_each_by_itself(model, batch, keys):
@@ -188,18 +189,18 @@ def test_a_second_look_compiles_nothing():
     assert len(model.calls) == 2
 
 
-def test_it_keeps_no_activations(model, keys):
-    batch = {name: jnp.zeros((64, CONTEXT), jnp.int32) for name in ("tokens", "targets")}
-    arguments = (initialize(model.weights(), 0), batch, row_keys(0, 0, 64))
+def test_it_keeps_no_activations(model, batch, keys):
+    arguments = (planted(model, {}), batch, keys)
 
     def gradient(weights, batch, keys_B):
-        return jax.grad(lambda weights: model.loss(weights, batch, keys_B)[0])(weights)
+        gradients = jax.grad(lambda weights: model.loss(weights, batch, keys_B)[0])(weights)
+        return jax.tree.map(jnp.max, gradients)
 
     def needed(program):
         return program.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
-    # There are several hundred values; to keep all would take many times what the gradient needs.
-    assert needed(activations._compiled(model, 1)) < 2 * needed(jax.jit(gradient))
+    # A step this small takes 1.8 times what its gradient does (the demo's 1.2 times); all its values would be over 6.
+    assert needed(activations._compiled(model, 1)) < 3 * needed(jax.jit(gradient))
 
 
 def test_a_flax_module_is_looked_into():

@@ -142,6 +142,12 @@ def test_of_other_operations_that_hold_code_the_results_are_seen():
     assert (found["x0 (cond)"], found["after x0 (while)"]) == (15, 1920)
 
 
+def test_a_row_past_the_end_of_a_table_is_no_number():
+    table = jnp.ones((4, 2))
+    assert math.isnan(seen(lambda x: jnp.take(x, jnp.array([1, 4]), axis=0), table)["x0 (gather)"])
+    assert seen(lambda x: x[jnp.array([1, 3])], table * 7)["x0 (gather)"] == 7
+
+
 def test_what_depends_on_no_argument_is_not_looked_at():
     found = seen(lambda x: x + jnp.arange(1e6)[-1:] * 3, jnp.array([1.0]))
     assert list(found) == ["x0", "x0 (add)"]
