@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rung.config import DataConfig
 from rung.corpus.decoding import text_chunks
+from rung.corpus.folder import Corpus
 from rung.corpus.sources import Source
 
 PIECE_CHARS = 1 << 16
@@ -22,12 +24,15 @@ OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
 class Document:
     """One document; ``"".join(pieces)`` is its text.
 
-    ``name`` says where it is from: ``novel.txt``, ``novel.txt#3`` (the third between separators), ``-``.
-    ``pieces`` may be read once, and before the next document is asked for.
+    ``name`` says where it is from: ``novel.txt``, ``novel.txt#3`` (the third between separators), ``-``,
+    ``corpus/novel`` (of a corpus folder).
+    ``pieces`` may be read once, and before the next document is asked for. ``metadata`` is what a source says of it
+    beside the text, such as title and author.
     """
 
     name: str
     pieces: Iterator[str]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def documents(
@@ -52,6 +57,9 @@ def documents(
             on_progress(done, total)
 
     for source in sources:
+        if source.kind == "corpus":
+            yield from _of_corpus(source, on_bytes)
+            continue
         chunks = text_chunks(source, config.encoding, on_bytes)
         if not config.separator:
             yield from _read_through(Document(source.name, even_pieces(chunks)))
@@ -137,6 +145,18 @@ def _cut(text: str, start: int, stop: int) -> int:
             if cut > start:
                 return cut
     return stop
+
+
+def _of_corpus(source: Source, on_bytes: Callable[[int], None]) -> Iterator[Document]:
+    for record in Corpus.open(source.path).records():
+        pieces = even_pieces(_told(record.pieces, on_bytes))
+        yield from _read_through(Document(f"{source.name}/{record.name}", pieces, record.metadata))
+
+
+def _told(pieces: Iterator[str], on_bytes: Callable[[int], None]) -> Iterator[str]:
+    for piece in pieces:
+        yield piece
+        on_bytes(utf8_length(piece))
 
 
 def _read_through(document: Document) -> Iterator[Document]:

@@ -1,4 +1,4 @@
-"""Which files a user means: files, folders, globs and standard input, found, checked and fingerprinted."""
+"""Which files a user means: files, folders, globs, corpus folders and standard input, checked and fingerprinted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
+from rung.corpus.folder import Corpus, fingerprint_corpus, is_corpus
 from rung.errors import RungError
 
 STDIN = "-"
@@ -27,7 +28,7 @@ _BLOCKS = 64
 
 @dataclass(frozen=True)
 class Source:
-    """One file of text.
+    """One file of text, or one corpus folder (``kind``).
 
     ``name`` is for people and for document names: the file's name, or its path from the folder that was named.
     A stream (standard input, a pipe) is spooled to a temporary file, which lives as long as its Source.
@@ -35,7 +36,8 @@ class Source:
 
     name: str
     path: Path
-    size: int  # bytes
+    size: int  # bytes: of the file; of all text of a corpus
+    kind: Literal["text", "corpus"] = "text"
 
     def open(self) -> BinaryIO:
         """Open the file for reading bytes.
@@ -52,7 +54,8 @@ class Source:
 def resolve(sources: Sequence[str | Path]) -> list[Source]:
     """Return the files that ``sources`` name: files, folders (all files within, sorted by path), globs, ``-``.
 
-    Hidden files of a folder (a name that begins with a dot) are not taken; a path that exists is never read as a glob.
+    A corpus folder, named or within a folder, is one source. Hidden files of a folder (a name that begins with a dot)
+    are not taken; a path that exists is never read as a glob.
 
     Raises:
         RungError: nothing named, a missing or empty file, a folder or glob without files, a file named twice.
@@ -77,7 +80,14 @@ def fingerprint(source: Source, full: bool = False) -> dict[str, Any]:
 
     A file of up to 16 MiB, or any with ``full``, is hashed whole. Of a larger one the size, the first MiB, 64 evenly
     spaced blocks of 64 KiB and the last block are hashed ("sampled"): that sees any change of length and most edits.
+    Of a corpus, the sizes and hashes of its shards are hashed.
     """
+    if source.kind == "corpus":
+
+        def hash_shard(path: Path) -> dict[str, Any]:
+            return fingerprint(Source(path.name, path, path.stat().st_size), full)
+
+        return fingerprint_corpus(Corpus.open(source.path), hash_shard) | {"name": source.name}
     sampled = not full and source.size > _WHOLE_BYTES
     digest = hashlib.sha256()
     with source.open() as file:
@@ -109,7 +119,7 @@ def _resolve_one(name: str) -> list[Source]:
             return _matching(name)
         raise RungError(f"no file or folder {name}", _nearby(path)) from None
     if stat.S_ISDIR(mode):
-        return _folder(path)
+        return [_corpus(path.name or path.resolve().name, path)] if is_corpus(path) else _folder(path)
     if stat.S_ISFIFO(mode):
         with path.open("rb") as stream:
             return [_spooled(name, stream)]
@@ -127,7 +137,7 @@ def _matching(pattern: str) -> list[Source]:
         if path.is_file():
             found.append(_source(str(path), path))
         elif "**" not in pattern:  # ** has already gone into the folders
-            found += _folder(path)
+            found += _resolve_one(str(path))
     if not found:
         raise RungError(f"no file matches {pattern}", "look at the pattern; ** matches folders at any depth")
     return found
@@ -137,18 +147,23 @@ def _folder(folder: Path) -> list[Source]:
     if not os.access(folder, os.R_OK | os.X_OK):
         raise RungError(f"{folder} cannot be read: permission denied", "make the folder readable")
     name = Path(folder.name or folder.resolve().name)
-    found = [_source(str(name / path.relative_to(folder)), path) for path in _walk(folder)]
+    found = [
+        (_corpus if path.is_dir() else _source)(str(name / path.relative_to(folder)), path) for path in _walk(folder)
+    ]
     if not found:
         raise RungError(f"no files in folder {folder}", "hidden files are not taken; name a folder that has text files")
     return found
 
 
 def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and the folders below, and the corpus folders."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            if not entry.is_symlink():  # a link to a folder may lead round in a circle
+            if is_corpus(entry):
+                yield entry
+            elif not entry.is_symlink():  # a link to a folder may lead round in a circle
                 yield from _walk(entry)
         elif entry.is_file():
             yield entry
@@ -156,6 +171,10 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _source(name: str, path: Path) -> Source:
     return Source(name, path, path.stat().st_size)
+
+
+def _corpus(name: str, path: Path) -> Source:
+    return Source(name, path, Corpus.open(path).bytes, "corpus")
 
 
 def _spooled(name: str, stream: BinaryIO) -> Source:
