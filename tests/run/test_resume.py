@@ -146,16 +146,14 @@ def test_a_run_can_be_made_longer_and_not_shorter(done):
         resume(done, 15, say=quietly)
     assert "--reschedule" in no.value.hint
     assert (done / "config.toml").read_text(encoding="utf-8") == config
-    said: list[str] = []
-    result = resume(done, 15, reschedule=True, say=said.append)
-    assert "train.steps 12 -> 15" in said
-    assert any("learning rate rescheduled: at step 12 it was 0.0001, and would go on at" in line for line in said)
+    result = resume(done, 15, reschedule=True, say=quietly)
     assert result["steps"] == 15
     assert [step for step, *_ in told(done)[0]] == list(range(1, 16))
     assert "steps = 15" in (done / "config.toml").read_text(encoding="utf-8")
     (resumed,) = read_metrics(done / "metrics.jsonl").resumed
     assert resumed.step == 12
-    assert "train.steps 12 -> 15" in resumed.changes
+    assert resumed.changes[0] == "train.steps 12 -> 15"
+    assert "learning rate rescheduled: at step 12 it was 0.0001, and would go on at" in resumed.changes[1]
 
 
 @pytest.mark.parametrize(
@@ -184,11 +182,8 @@ def test_settings_that_decide_no_update_may_change_and_are_told_of(undisturbed, 
     shutil.copytree(undisturbed["run"], tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoints/12")
     (tmp_path / "run/latest").write_text("8\n")
-    said: list[str] = []
     changes = {"checkpoint.every_steps": 2, "evaluate.batch_size": 3, "train.micro_batch_size": 2, "checkpoint.keep": 9}
-    resume(tmp_path / "run", changes=changes, say=said.append)
-    assert "checkpoint.every_steps 4 -> 2" in said
-    assert "train.micro_batch_size 4 -> 2" in said
+    resume(tmp_path / "run", changes=changes, say=quietly)
     (resumed,) = read_metrics(tmp_path / "run/metrics.jsonl").resumed
     assert set(resumed.changes) == {
         "checkpoint.every_steps 4 -> 2",

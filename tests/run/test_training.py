@@ -13,7 +13,9 @@ from safetensors.numpy import load_file
 
 from run.same import same_state, state, told
 from rung.errors import RungError
+from rung.report.metrics import read_metrics
 from rung.run.folder import Run
+from rung.run.replay import replay
 from rung.run.training import train
 from rung.train.loop import Diverged
 
@@ -113,10 +115,22 @@ def test_updates_that_are_not_finite_end_the_run_with_its_checkpoint_and_batch(t
     with pytest.raises(Diverged, match="3 updates in a row") as diverged:
         train_tiny(tmp_path / "run", absurd | {"checkpoint.every_steps": 1, "evaluate.every_steps": 1})
     assert diverged.value.status == 1
-    (batch,) = (tmp_path / "run").glob("batch-*.safetensors")
-    assert load_file(batch)["tokens"].shape == (4, 32)
+    log = read_metrics(tmp_path / "run/metrics.jsonl")
+    last = log.skipped[-1]
+    assert [one.in_a_row for one in log.skipped] == [1, 2, 3]
+    assert last.documents == [0]
+    assert "first not finite: layers.0." in last.largest
+    kept = tmp_path / f"run/diverged/{last.step}"
+    assert load_file(kept / "batch.safetensors")["tokens"].shape == (4, 32)
     step = int((tmp_path / "run/latest").read_text())
-    assert all(np.isfinite(array).all() for name, array in state(tmp_path / "run", step).items() if "'weights'" in name)
+    saved = {name: array for name, array in state(tmp_path / "run", step).items() if name.startswith("weights.")}
+    assert all(np.isfinite(array).all() for array in saved.values())
+    # No update was applied since, so these are the weights that it was for.
+    for name, array in load_file(kept / "weights.safetensors").items():
+        np.testing.assert_array_equal(array, saved[f"weights.{name}"])
+    again = replay(tmp_path / "run")
+    assert again["reproduced"]
+    assert again["found_now"] == again["found_then"] == last.largest
     assert (tmp_path / "run/report.html").exists()
 
 

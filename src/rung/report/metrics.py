@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class MetricsLog:
 
     A line is handed to the operating system as soon as it is made, so a killed process loses none. When the disk takes
     no more, the lines wait in memory, a warning says so, and each next event tries again: a full disk stops no run.
+    ``sync`` may be called in another thread than the rest.
 
     Args:
         path: of ``metrics.jsonl``; its folder exists.
@@ -277,11 +279,13 @@ class _Lines:
         self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the run
         self._waiting = bytearray() if _ends_whole(path) else bytearray(b"\n")
         self._warned = False
+        self._lock = threading.Lock()
 
     def append(self, line: bytes) -> None:
-        self._waiting += line
         try:
-            self._drain()
+            with self._lock:
+                self._waiting += line
+                self._drain()
         except OSError as error:
             if not self._warned:
                 sys.stderr.write(
@@ -290,7 +294,8 @@ class _Lines:
             self._warned = True
 
     def sync(self) -> None:
-        self._drain()
+        with self._lock:
+            self._drain()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

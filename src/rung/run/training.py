@@ -18,24 +18,24 @@ from rung import config as settings
 from rung.config import Config, GenerateConfig
 from rung.decode.generate import Generator
 from rung.decode.text import complete
-from rung.diagnose.activations import describe, examine
+from rung.diagnose.activations import Findings, describe, examine
+from rung.diagnose.replay import DIVERGED, write_replay
 from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh
 from rung.model import Decoder
-from rung.model.files import load_weights, save_weights
 from rung.model.weights import parameter_count
 from rung.report.html import write_report
 from rung.report.metrics import Metrics, MetricsLog, read_metrics, truncate_after
 from rung.report.progress import Progress as ProgressView
 from rung.report.telemetry import Telemetry
 from rung.report.trackers import check_trackers, trackers
+from rung.run.best import BestWeights
 from rung.run.folder import (
     ENVIRONMENT,
     LINEAGE,
     METRICS,
     SAMPLES,
-    WEIGHTS,
     Run,
     environment,
     held,
@@ -167,7 +167,8 @@ class Training:
         self.profile = (*profile, run.path / "profile") if profile else None
         self.time_limit = time_limit
         self.recent_losses: deque[float] = deque(maxlen=_TRAIN_LOSS_STEPS)
-        self._unwritten: tuple[Any, Progress] | None = None
+        self.best = BestWeights(run.path, say)
+        self._findings: Findings | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -217,7 +218,8 @@ class Training:
                 f"choose later ones, as --profile {progress.step + 10}:{progress.step + 20}",
             )
         with contextlib.ExitStack() as stack:
-            log = stack.enter_context(MetricsLog(run.path / METRICS, config.train.log_every_steps))
+            log = MetricsLog(run.path / METRICS, config.train.log_every_steps)
+            stack.callback(self._close, log)
             view = stack.enter_context(ProgressView(steps))
             listeners: list[Callable[[Any], None]] = [log, view, self._remember]
 
@@ -230,14 +232,14 @@ class Training:
             if check is not None:
                 emit(events.Resumed(progress.step, changes))
             try:
-                state, progress, held_out = self._loop(state, progress, checkpoints, emit, stop).run(state, progress)
+                loop = self._loop(state, progress, checkpoints, emit, log, stop)
+                state, progress, held_out = loop.run(state, progress)
             except Diverged:
                 self._report()
                 raise
             finally:
                 checkpoints.wait()
-            self._write_unwritten()
-        stopped = stop() if progress.step < steps else None
+        stopped = None if progress.step == steps and steps in checkpoints.steps() else stop()
         self._report()
         if stopped:
             self._say_stopped(stopped, progress, checkpoints)
@@ -249,12 +251,18 @@ class Training:
         progress: Progress,
         checkpoints: Checkpoints,
         emit: Callable[[events.Event], None],
+        log: MetricsLog,
         stop: StopReason,
     ) -> Loop:
         config = self.config
         batches, steps = self._batches(), config.train.steps
         factor = rate_factor(config.train, steps, self.tokens_per_step)
-        self._introduce(progress)
+        self._introduce()
+
+        def sync() -> None:
+            log.sync()
+            self.best.sync()
+
         step = compile_step(
             lambda train: make_step(self.model, self.optimizer, factor, train, self.mesh),
             config.train,
@@ -277,8 +285,9 @@ class Training:
             emit=emit,
             evaluate=self._evaluate if "validation" in self.store.splits else None,
             sample=self._sample if config.sample.max_tokens and config.sample.prompts else None,
-            write_weights=self._write_weights,
+            write_weights=self.best.write,
             checkpoints=checkpoints,
+            sync=sync,
             max_skipped=config.train.max_skipped,
             should_stop=stop,
             steps_per_epoch=steps / max(1e-9, batches.epoch(steps)),
@@ -286,7 +295,7 @@ class Training:
             norms=(copy_of, make_norms(self.model.weights())),
             spikes=Spikes(config.train.spike_threshold, progress.losses),
             look_closer=lambda step, weights: self._look_closer(batches, step, weights),
-            on_divergence=lambda step, weights, found: self._keep_for_replay(batches, step, weights),
+            on_divergence=lambda step, weights: self._keep_for_replay(batches, step, weights),
         )
 
     def _start(
@@ -320,24 +329,38 @@ class Training:
             for problem in restored.problems:
                 self.say(f"{problem}; going on from step {progress.step:,}")
         if check is not None and progress.step < self.config.train.steps:
-            for change in changes:
-                self.say(change)
+            self._go_back(state, progress)
+        return state, progress, changes
+
+    def _go_back(self, state: Any, progress: Progress) -> None:
+        """Bring config, logs and best weights to where the run goes on from."""
+        path = self.run.path
+        try:
             write_config(path, self.config)
             for name in (METRICS, SAMPLES):
                 truncate_after(path / name, progress.step)
-            self._recall()
-        return state, progress, changes
+            if progress.best_step:
+                self.best.mend(self.model.weights(), state, progress)
+        except OSError as error:
+            raise RungError(
+                f"cannot write in {path}: {(error.strerror or str(error)).lower()}",
+                "make room, or make the folder writable; nothing is lost",
+            ) from None
+        self._recall()
+
+    def _close(self, log: MetricsLog) -> None:
+        try:
+            log.close()
+        except OSError as error:
+            # No checkpoint is whole before its lines are on the disk, so that these are of steps after the last.
+            self.say(f"the last lines of {self.run.path / METRICS} are not written: {error.strerror}")
 
     def _done(self, state: Any, progress: Progress) -> dict[str, Any]:
         """Return the result of a run that had been done before, as its log has it."""
         path = self.run.path
-        self.say(f"{path} is done: {progress.step:,} steps; a longer run: rung resume {path} --steps N")
-        try:
-            load_weights(path / WEIGHTS, self.model.weights())
-        except RungError as error:
-            self.say(f"{error.problem}; written again, as they are at step {progress.step:,}")
-            self._write_weights(state["weights"], progress)
-            self._write_unwritten()
+        longer = "--steps N" + ("" if self.config.train.schedule == "constant" else " --reschedule")
+        self.say(f"{path} is done: {progress.step:,} steps; a longer run: rung resume {path} {longer}")
+        self.best.mend(self.model.weights(), state, progress)
         log = self._recall()
         self._report()
         return self._result(progress, log.evaluations[-1] if log.evaluations else None, None)
@@ -392,59 +415,46 @@ class Training:
         drawn = GenerateConfig(max_tokens=sample.max_tokens, temperature=sample.temperature, top_k=sample.top_k)
         return [(prompt, complete(generator, self.tokenizer, prompt, drawn)[0].text) for prompt in sample.prompts]
 
-    def _write_weights(self, weights: Any, progress: Progress) -> None:
-        """Write ``model.safetensors``; where the disk takes it not, keep the weights, and try again with the next."""
-        self._unwritten = (jax.device_get(weights), progress)
-        try:
-            self._try_unwritten()
-        except OSError as error:
-            self.say(f"{error.filename}: {error.strerror}; the weights of step {progress.step:,} wait in memory")
-
-    def _write_unwritten(self) -> None:
-        """Write the best weights where that failed before.
-
-        Raises:
-            RungError: it fails again; the run has ended, and nothing will try it any more.
-        """
-        try:
-            self._try_unwritten()
-        except OSError as error:
-            raise Unwritten(
-                f"{error.filename}: {error.strerror}: the best weights are not written",
-                f"make room, then `rung resume {self.run.path}` writes those of the last checkpoint",
-            ) from None
-
-    def _try_unwritten(self) -> None:
-        if self._unwritten is None:
-            return
-        weights, progress = self._unwritten
-        metadata = {"step": str(progress.step), "tokens": str(progress.tokens), "format": "rung"}
-        if progress.best_loss is not None:
-            metadata["validation_loss"] = f"{progress.best_loss:.6f}"
-        save_weights(self.run.path / WEIGHTS, weights, metadata)
-        self._unwritten = None
-
     def _look_closer(self, batches: Batches, step: int, weights: Any) -> tuple[list[int], str]:
         """Return the documents of a batch whose update was skipped, and what is found in it."""
-        try:
-            return batches.documents(step), describe(self._examined(batches, step, weights))
-        except Exception as error:  # a look at what went wrong must not make it worse
-            return batches.documents(step), f"could not be looked into: {str(error).partition(chr(10))[0]}"
-
-    def _examined(self, batches: Batches, step: int, weights: Any) -> Any:
         train = self.config.train
-        keys_B = row_keys(train.seed, step, train.batch_size)
-        return examine(self.model, weights, place(batches(step), self.mesh), keys_B, train.micro_batch_size)
+        self._findings = None
+        try:
+            keys_B = row_keys(train.seed, step, train.batch_size)
+            batch = place(batches(step), self.mesh)
+            self._findings = examine(self.model, weights, batch, keys_B, train.micro_batch_size)
+        except Exception as error:  # a look at what went wrong must not make it worse
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            return batches.documents(step), f"could not be looked into: {reason}"
+        return batches.documents(step), describe(self._findings)
 
     def _keep_for_replay(self, batches: Batches, step: int, weights: Any) -> None:
         """Keep the batch whose update was the last of too many that were not finite, and the weights it was for."""
-        raise NotImplementedError
+        train = self.config.train
+        try:
+            kept = write_replay(
+                self.run.path / DIVERGED,
+                step=step + 1,
+                in_a_row=train.max_skipped,
+                seed=train.seed,
+                micro_batch_size=train.micro_batch_size,
+                documents=batches.documents(step),
+                findings=self._findings,
+                batch=batches(step),
+                weights=weights,
+            )
+        except OSError as error:
+            self.say(f"the batch of step {step + 1:,} cannot be kept: {error.strerror}")
+        else:
+            self.say(
+                f"batch and weights of step {step + 1:,} are in {kept}; look with: rung check {self.run.path} --replay"
+            )
 
     def _remember(self, event: events.Event) -> None:
         if isinstance(event, events.StepDone) and not event.skipped:
             self.recent_losses.append(event.loss)
 
-    def _introduce(self, progress: Progress) -> None:
+    def _introduce(self) -> None:
         model = self.config.model
         devices = self.mesh.devices.ravel()
         self.say(
@@ -452,8 +462,6 @@ class Training:
             f"{model.d_model}, {model.n_heads} heads of {model.d_head}, context {model.context_length}; "
             f"{model.compute_dtype} on {len(devices)} x {devices[0].device_kind}"
         )
-        if progress.step:
-            self.say(f"from step {progress.step:,} of {self.config.train.steps:,}")
 
     def _say_stopped(self, reason: str, progress: Progress, checkpoints: Checkpoints) -> None:
         saved = checkpoints.steps()
@@ -480,12 +488,6 @@ class Training:
             "report": str(self.run.path / "report.html"),
             "stopped": stopped,
         }
-
-
-class Unwritten(RungError):
-    """The run is done, and its weights could not be written."""
-
-    status = 1
 
 
 def _refuse_own(sources: Sequence[str], folder: Path) -> None:

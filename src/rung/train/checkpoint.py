@@ -100,8 +100,15 @@ class Checkpoints:
 
     # Saving
 
-    def save(self, state: State, progress: Progress) -> None:
-        """Begin to save. The save before must have ended: ask ``outcome`` or ``wait`` first."""
+    def save(self, state: State, progress: Progress, sync: Callable[[], None] = lambda: None) -> None:
+        """Begin to save. The save before must have ended: ask ``outcome`` or ``wait`` first.
+
+        Args:
+            state: to be saved.
+            progress: saved along.
+            sync: called in the background before the checkpoint is whole; where it raises, the save has failed. What
+                else has to be on the disk when a run goes on from here is written there.
+        """
         assert self._writer is None, "the save before has not been asked for its outcome"
         record = {
             "progress": dataclasses.asdict(progress),
@@ -109,7 +116,7 @@ class Checkpoints:
             "hashes": tree_hashes(state),
         }
         arrays = _on_host(state)
-        self._writer = threading.Thread(target=self._write, args=(arrays, record, progress), name="rung-save")
+        self._writer = threading.Thread(target=self._write, args=(arrays, record, progress, sync), name="rung-save")
         self._writer.start()
 
     @property
@@ -129,10 +136,12 @@ class Checkpoints:
         outcome, self._outcome = self._outcome, None
         return outcome
 
-    def _write(self, arrays: dict[str, np.ndarray], record: dict[str, Any], progress: Progress) -> None:
+    def _write(
+        self, arrays: dict[str, np.ndarray], record: dict[str, Any], progress: Progress, sync: Callable[[], None]
+    ) -> None:
         path = self._folder / str(progress.step)
         try:
-            self._write_whole(path, arrays, record)
+            self._write_whole(path, arrays, record, sync)
             write_pointer(self.run / "latest", progress.step)
             if progress.best_step == progress.step:
                 write_pointer(self.run / "best", progress.step)
@@ -143,7 +152,9 @@ class Checkpoints:
         else:
             self._outcome = Outcome(progress.step, path, None)
 
-    def _write_whole(self, path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
+    def _write_whole(
+        self, path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any], sync: Callable[[], None]
+    ) -> None:
         self._folder.mkdir(exist_ok=True)  # but not its parent: a run folder that is gone is not made anew
         temporary = path.with_name(path.name + ".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -153,6 +164,7 @@ class Checkpoints:
         (temporary / RECORD).write_text(json.dumps(record), encoding="utf-8")
         for part in (temporary / STATE, temporary / RECORD, temporary):
             _on_disk(part)
+        sync()
         if path.exists():
             # Of a step that was reached before: the run went back to a checkpoint before it.
             path.rename(path.with_name(path.name + ".old"))

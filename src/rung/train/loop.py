@@ -69,6 +69,8 @@ class Loop:
         sample: ``weights -> [(prompt, text)]``; ``None``: no samples.
         write_weights: called with (weights, progress) when the best has moved, and without validation at the end.
         checkpoints: where to save; ``None``: nowhere.
+        sync: called by the thread that saves, before a checkpoint is whole: puts on the disk what was told of the steps
+            before it and written of them, or raises, and then the save has failed.
         max_skipped: non-finite updates in a row that end the run.
         should_stop: asked after every step; a reason ends the run early, after a save.
         steps_per_epoch: for the log.
@@ -78,7 +80,7 @@ class Loop:
         spikes: watches the losses.
         look_closer: called with (step, weights) where an update was skipped; returns the documents of the batch, and a
             line on what was found.
-        on_divergence: called with (step, weights, that line) where the update was the last of too many skipped.
+        on_divergence: called with (step, weights) where the update was the last of too many skipped.
     """
 
     step: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]
@@ -92,6 +94,7 @@ class Loop:
     sample: Callable[[Any], list[tuple[str, str]]] | None = None
     write_weights: Callable[[Any, Progress], None] | None = None
     checkpoints: Checkpoints | None = None
+    sync: Callable[[], None] = lambda: None
     max_skipped: int = 10
     should_stop: Callable[[], str | None] = lambda: None
     steps_per_epoch: float = 0.0
@@ -99,7 +102,7 @@ class Loop:
     norms: tuple[Callable[[Any], Any], Callable[[Any, Any], tuple[Any, Any]]] | None = None
     spikes: Spikes = field(default_factory=lambda: Spikes(0.0))
     look_closer: Callable[[int, Any], tuple[list[int], str]] = lambda step, weights: ([], "")
-    on_divergence: Callable[[int, Any, str], None] = lambda step, weights, found: None
+    on_divergence: Callable[[int, Any], None] = lambda step, weights: None
 
     def run(self, state: State, progress: Progress) -> tuple[State, Progress, HeldOut | None]:
         """Train from ``progress.step`` to ``steps``; returns the state, what was reached, and the last validation.
@@ -110,13 +113,13 @@ class Loop:
         self._progress = progress
         self._last_evaluation: HeldOut | None = None
         self._reason = "done"
-        self._saves = _Saves(self.checkpoints, self.intervals, self.emit)
+        self._saves = _Saves(self.checkpoints, self.intervals, self.emit, self.sync)
         with _Prefetch(self.batch, range(progress.step, self.steps)) as batches:
             state = self._steps(state, batches)
         if self._progress.step == self.steps:
-            self._finish(state)
+            self._reason = self._finish(state) or self._reason
         else:
-            self._saves.wait()
+            self._saves.end()
         done = self._progress
         self.emit(events.Finished(done.step, done.tokens, done.seconds, self._reason))
         return state, done, self._last_evaluation
@@ -167,13 +170,14 @@ class Loop:
             self._saves.begin(state, self._saved_progress)
         self._clock = time.perf_counter()
 
-    def _finish(self, state: State) -> None:
+    def _finish(self, state: State) -> str | None:
+        """Do what is done at the end; returns what asked to stop before the last state was saved."""
         self._evaluate(state)
         self._sample(state)
         if self.evaluate is None and self.write_weights is not None:
             self.write_weights(state["weights"], self._progress)
         self._saves.begin(state, self._saved_progress)
-        self._saves.insist(state, self._saved_progress, self.should_stop)
+        return self._saves.insist(state, self._saved_progress, self.should_stop)
 
     @property
     def _saved_progress(self) -> Progress:
@@ -224,7 +228,7 @@ class Loop:
         documents, found = self.look_closer(done - 1, state["weights"])
         self.emit(events.Skipped(done, in_a_row, f"the {what} is not finite", documents, found))
         if in_a_row >= self.max_skipped:
-            self.on_divergence(done - 1, state["weights"], found)
+            self.on_divergence(done - 1, state["weights"])
             self._saves.wait()
             raise Diverged(
                 f"{in_a_row} updates in a row were not finite, the last at step {done}; weights are those before them",
@@ -290,8 +294,14 @@ class _Pending:
 class _Saves:
     """When to save, and what to do about a save that fails: say so, train on, and try again later."""
 
-    def __init__(self, checkpoints: Checkpoints | None, intervals: Intervals, emit: Callable[[Any], None]):
-        self._checkpoints, self._intervals, self._emit = checkpoints, intervals, emit
+    def __init__(
+        self,
+        checkpoints: Checkpoints | None,
+        intervals: Intervals,
+        emit: Callable[[Any], None],
+        sync: Callable[[], None],
+    ):
+        self._checkpoints, self._intervals, self._emit, self._sync = checkpoints, intervals, emit, sync
         self._last = time.monotonic()
         self._wait = 0.0  # seconds after the last try, where that failed
 
@@ -307,7 +317,7 @@ class _Saves:
         """Begin a save, after the one before it."""
         if self._checkpoints is not None:
             self.wait()
-            self._checkpoints.save(state, progress)
+            self._checkpoints.save(state, progress, self._sync)
             self._last = time.monotonic()
 
     def hear(self) -> None:
@@ -319,21 +329,30 @@ class _Saves:
         """Wait for the save that runs, and tell of it; returns false where it failed."""
         return self._checkpoints is None or self._tell(self._checkpoints.wait())
 
-    def insist(self, state: State, progress: Progress, should_stop: Callable[[], str | None]) -> None:
-        """Wait until the last save of a run is whole, trying again until it is, or until told to stop."""
-        while not self.wait():
-            assert self._checkpoints is not None
-            if not self._checkpoints.run.is_dir():
-                raise Vanished(
-                    f"{self._checkpoints.run} is gone, and the run has ended: its last state is saved nowhere",
-                    "if the folder comes back, `rung resume` goes on from its last checkpoint",
-                )
+    def end(self) -> bool:
+        """Wait for the last save; returns false where it failed.
+
+        Raises:
+            Vanished: it failed because the run folder is gone.
+        """
+        whole = self.wait()
+        if not whole and self._checkpoints is not None and not self._checkpoints.run.is_dir():
+            raise Vanished(
+                f"{self._checkpoints.run} is gone, and the run has ended: its last state is saved nowhere",
+                "if the folder comes back, `rung resume` goes on from its last checkpoint",
+            )
+        return whole
+
+    def insist(self, state: State, progress: Progress, should_stop: Callable[[], str | None]) -> str | None:
+        """Wait until the last save of a run is whole, trying again until it is, or until told to stop: returns why."""
+        while not self.end():
             ends = time.monotonic() + _LAST_RETRY
             while time.monotonic() < ends:
-                if should_stop() is not None:
-                    return
+                if (reason := should_stop()) is not None:
+                    return reason
                 time.sleep(0.1)
             self.begin(state, progress)
+        return None
 
     def _tell(self, outcome: Outcome | None) -> bool:
         if outcome is None:
