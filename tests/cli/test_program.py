@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = [sys.executable, "-m", "rung.cli"]
+PROGRAM = [sys.executable, "-m", "rung"]
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,8 @@ WEIGHTS = "model.safetensors"
 DATA = "data.json"
 LOCK = "lock"
 LINEAGE = "lineage.json"
+
+_LOCK_TRIES = 5
 
 
 class Run:
@@ -145,14 +148,21 @@ def held(folder: Path) -> Iterator[None]:
             "make the folder writable, or copy the run to another place",
         ) from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            process = file.read().strip() or "another"
-            raise RungError(
-                f"{folder} is being trained by process {process}", "wait for it, or stop it with Ctrl-C and resume then"
-            ) from None
+        for tries_left in reversed(range(_LOCK_TRIES)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # `rung runs` takes the lock for a moment to see whether a process has it.
+                if tries_left:
+                    time.sleep(0.05)
+                    continue
+                file.seek(0)
+                process = file.read().strip() or "another"
+                raise RungError(
+                    f"{folder} is being trained by process {process}",
+                    "wait for it, or stop it with Ctrl-C and resume then",
+                ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

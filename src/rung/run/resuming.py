@@ -13,6 +13,7 @@ from rung import config as settings
 from rung.config import Config
 from rung.errors import RungError
 from rung.mesh import make_mesh
+from rung.report.trackers import check_trackers
 from rung.run.folder import CONFIG, Run
 from rung.run.prepare import Say
 from rung.run.training import Training, say_to_standard_error
@@ -76,6 +77,7 @@ def resume(
             )
     before = opened.config
     opened.config = settings.resolve(settings.override(before, changes))
+    check_trackers(opened.config)
     training = Training(opened, make_mesh(opened.config.mesh), say or say_to_standard_error, profile, time_limit)
     return training.resume(_check(opened, training.tokens_per_step, reschedule))
 

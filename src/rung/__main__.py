@@ -1,4 +1,4 @@
-"""``python -m rung.cli``."""
+"""``python -m rung``: the command line."""
 
 import sys
 
