@@ -185,7 +185,7 @@ class _Watcher:
         return results
 
     def _scan(self, parameters: Any, operands: list[_Value], scope: str) -> list[_Value]:
-        n_consts, n_carry = parameters["num_consts"], parameters["num_carry"]
+        n_consts, n_carry = _constants_and_carry(parameters)
         consts, looped = operands[:n_consts], operands[n_consts:]
         carry, rows = looped[:n_carry], looped[n_carry:]
         watched = any(operand.watched for operand in operands)
@@ -214,6 +214,14 @@ class _Watcher:
     def _add(self, sighting: Sighting, keep_place: bool = False) -> None:
         self.sightings.append(dataclasses.replace(sighting, place=(self._place, *sighting.place)))
         self._place += not keep_place
+
+
+def _constants_and_carry(parameters: Any) -> tuple[int, int]:
+    """Return how many operands of a ``scan`` are the same in each pass, and how many are carried."""
+    if "num_consts" in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    constants, carry, _ = parameters["ft_in"].unpack()  # since JAX 0.12
+    return len(constants), len(carry)
 
 
 def _literal(atom: Literal) -> _Value:
