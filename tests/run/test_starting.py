@@ -112,7 +112,12 @@ def test_killed_before_its_first_own_save_it_resumes_from_the_same_weights(paren
         ("{parent}@5", {}, "has no checkpoint '5'", "there are: 8, 12"),
         ("{parent}@x", {}, "has no checkpoint 'x'", "@latest"),
         ("{parent}s", {}, "no run folder", "did you mean"),
-        ("{parent}", {"changes": {"model.d_ff": 64, "train.steps": 2}}, r"mlp\.down is \(32, 128\), and the config says \(32, 64\)", "different models"),
+        (
+            "{parent}",
+            {"changes": {"model.d_ff": 64, "train.steps": 2}},
+            r"mlp\.down is \(32, 128\), and the config says \(32, 64\)",
+            "different models",
+        ),
         ("{parent}@8", {"changes": {"model.d_ff": 64, "train.steps": 2}}, "does not fit", "have to be those"),
         (
             "{parent}",

@@ -222,7 +222,7 @@ def test_too_many_skipped_in_a_row_end_the_run():
         spoil=bad,
         emit=seen.append,
         max_skipped=3,
-        on_divergence=lambda step, weights, found: diverged_at.append(step),
+        on_divergence=lambda step, weights: diverged_at.append(step),
     )
     with pytest.raises(Diverged, match="3 updates in a row were not finite, the last at step 6") as error:
         loop.run(compiled()[1](), Progress())

@@ -84,7 +84,7 @@ class Checkpoints:
 
     Args:
         run: the run folder.
-        keep: newest checkpoints to keep; the best is kept besides.
+        keep: newest checkpoints to keep; the best by validation, of those saved, is kept besides.
         keep_every_steps: those of multiples of it are kept for good; 0: none.
         identity: what makes the run the run that it is (config, tokenizer, data), as plain JSON; saved along.
     """
@@ -145,7 +145,7 @@ class Checkpoints:
             write_pointer(self.run / "latest", progress.step)
             if progress.best_step == progress.step:
                 write_pointer(self.run / "best", progress.step)
-            self._tidy(progress)
+            self._tidy()
         except Exception as error:  # whatever it is, training goes on
             self._outcome = Outcome(progress.step, path, _reason(error))
             self._remove_unfinished()
@@ -172,10 +172,10 @@ class Checkpoints:
         _on_disk(self._folder)
         shutil.rmtree(path.with_name(path.name + ".old"), ignore_errors=True)
 
-    def _tidy(self, progress: Progress) -> None:
-        every = self._keep_every_steps
+    def _tidy(self) -> None:
+        every, best = self._keep_every_steps, read_pointer(self.run / "best")
         for step in self.steps()[: -self._keep]:
-            if step != progress.best_step and not (every and step % every == 0):
+            if step != best and not (every and step % every == 0):
                 # Renamed first, so that one which is half deleted is never taken for whole.
                 doomed = self._folder / f"{step}.old"
                 (self._folder / str(step)).rename(doomed)
@@ -271,10 +271,13 @@ def read_state(path: Path, like: State) -> State:
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     arrays = []
     with safe_open(path / STATE, framework="numpy") as file:
+        stored = set(file.keys())
         for key, leaf in leaves:
+            if path_of(key) not in stored:
+                raise KeyError(path_of(key))
             array = file.get_tensor(path_of(key))
             if array.shape != leaf.shape or array.dtype != leaf.dtype:
-                raise ValueError(f"{path_of(key)} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{leaf.shape}")
+                raise ValueError(f"{path_of(key)} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{list(leaf.shape)}")
             arrays.append(jax.device_put(array, leaf.sharding))
     state = jax.tree_util.tree_unflatten(structure, arrays)
     for name, found in tree_hashes(state).items():
