@@ -43,7 +43,11 @@ class DataConfig:
     """Which text, how it is cut into documents and windows, and what is held out."""
 
     encoding: str = setting("utf-8", "character encoding of the text files; a byte-order mark wins over it")
-    separator: str = setting("", "string that separates documents within a file; empty: one document a file")
+    format: Literal["auto", "text", "jsonl", "parquet", "html", "markdown", "epub"] = setting(
+        "auto", "what the files hold, unpacked; auto: by their names, and text where those say nothing"
+    )
+    text_column: str = setting("text", "column of JSON lines or Parquet that holds the text")
+    separator: str = setting("", "string that separates documents within a text file; empty: one document a file")
     validation: tuple[str, ...] = setting((), "files or folders held out for validation; empty: a part is held out")
     validation_fraction: float = setting(
         0.1, "part of the text held out, by document, or by position when there is one document", low=0, high=0.5

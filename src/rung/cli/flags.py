@@ -18,6 +18,8 @@ from rung.errors import RungError, nearest
 
 SHORT_NAMES = {
     "encoding": "data.encoding",
+    "format": "data.format",
+    "text-column": "data.text_column",
     "separator": "data.separator",
     "validation": "data.validation",
     "tokenizer": "tokenizer.file",

@@ -29,6 +29,8 @@ _SETTINGS = {
     "min-frequency": "tokenizer.min_frequency",
     "byte-fallback": "tokenizer.byte_fallback",
     "encoding": "data.encoding",
+    "format": "data.format",
+    "text-column": "data.text_column",
     "separator": "data.separator",
 }
 

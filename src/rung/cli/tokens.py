@@ -13,6 +13,8 @@ ACTIONS = {"build": "encode text into a token store, which `rung train` takes as
 # What of the config decides the tokens, by short name.
 _SETTINGS = {
     "encoding": "data.encoding",
+    "format": "data.format",
+    "text-column": "data.text_column",
     "separator": "data.separator",
     "validation": "data.validation",
     "validation-fraction": "data.validation_fraction",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator
+from typing import BinaryIO, Protocol
 
-from rung.corpus.sources import Source
 from rung.errors import RungError, nearest
 
 # The longer marks first: that of UTF-32 LE begins with that of UTF-16 LE.
@@ -54,7 +54,16 @@ _COMMON = (
 _NOT_FOR_FILES = ("idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined")
 
 
-def text_chunks(source: Source, encoding: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[str]:
+class Readable(Protocol):
+    """What text is read from: a source, or a file that was in one."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self) -> BinaryIO: ...
+
+
+def text_chunks(source: Readable, encoding: str, on_bytes: Callable[[int], None] | None = None) -> Iterator[str]:
     """Yield the text of a file in chunks of at most 256 KiB of bytes; line endings stay as they are.
 
     A byte-order mark wins over ``encoding`` and is not part of the text. ``on_bytes`` is told of the bytes read.
@@ -74,12 +83,12 @@ def text_chunks(source: Source, encoding: str, on_bytes: Callable[[int], None] |
         if on_bytes and mark:
             on_bytes(len(mark))
         while block:
-            yield _decoded(decoder, block, offset, source, encoding)
+            yield _decoded(decoder, block, offset, source.name, encoding, head, file)
             offset += len(block)
             if on_bytes:
                 on_bytes(len(block))
             block = file.read(_READ_BYTES)
-        yield _decoded(decoder, b"", offset, source, encoding)
+        yield _decoded(decoder, b"", offset, source.name, encoding, head, file)
 
 
 def check_encoding(encoding: str) -> None:
@@ -104,8 +113,16 @@ def _marked(head: bytes, encoding: str) -> tuple[bytes, str]:
     return b"", _UNMARKED.get(name, name)
 
 
-def _decoded(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, source: Source, encoding: str) -> str:
-    """Decode a block (empty: the end of the file) that begins at byte ``offset``."""
+def _decoded(
+    decoder: codecs.IncrementalDecoder,
+    block: bytes,
+    offset: int,
+    name: str,
+    encoding: str,
+    head: bytes,
+    file: BinaryIO,
+) -> str:
+    """Decode a block (empty: the end of the file) that begins at byte ``offset``; ``file`` stands after it."""
     pending = decoder.getstate()[0]
     try:
         return decoder.decode(block, final=not block)
@@ -118,18 +135,9 @@ def _decoded(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, sour
         except UnicodeDecodeError as whole:
             start = whole.start
         where = offset - len(pending) + start
-        problem = f"{source.name}: byte 0x{data[start]:02x} at offset {where} is not {encoding}"
-        raise RungError(problem, _hint(_around(source, where))) from None
-
-
-def _around(source: Source, where: int) -> bytes:
-    """Return the head of a file, and the bytes from about ``where`` on when that is beyond the head."""
-    with source.open() as file:
-        head = file.read(_PROBE_BYTES)
-        if where < len(head):
-            return head
-        file.seek(where)
-        return head + file.read(_PROBE_BYTES)
+        around = b"" if where < len(head) else (data[start:] + file.read(_PROBE_BYTES))[:_PROBE_BYTES]
+        problem = f"{name}: byte 0x{data[start]:02x} at offset {where} is not {encoding}"
+        raise RungError(problem, _hint(head + around)) from None
 
 
 def _hint(sample: bytes) -> str:

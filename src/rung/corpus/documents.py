@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rung.config import DataConfig
 from rung.corpus.decoding import text_chunks
-from rung.corpus.folder import Corpus
+from rung.corpus.folder import Corpus, Record
+from rung.corpus.formats import format_of, records
 from rung.corpus.sources import Source
+from rung.corpus.unpacking import File, unpacked
 
 PIECE_CHARS = 1 << 16
 MAX_NAMES = 10_000  # documents beyond this are counted but not listed by name
@@ -36,19 +39,34 @@ class Document:
 
 
 def documents(
-    sources: Sequence[Source], config: DataConfig, on_progress: OnProgress | None = None
+    sources: Sequence[Source],
+    config: DataConfig,
+    on_progress: OnProgress | None = None,
+    *,
+    metadata: bool = False,
+    left_out: Counter[str] | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of ``sources`` in order, in bounded memory.
 
-    With ``config.separator`` a file is split at each occurrence of it. The separator is not part of the text, nor is
-    the one line break (LF, CR LF) right after it, unless the separator itself ends in a line break: a separator on a
-    line of its own leaves no trace. Nothing before the first or after the last separator is no document; nothing
-    between two is an empty document, and is yielded; so is a file that holds nothing else.
+    Compressed files and archives are unpacked, whatever they hold; what a file holds is told by ``config.format`` or
+    its name. A row of JSON lines or Parquet, an HTML page, a Markdown file and an EPUB book are a document each, and so
+    is a text file. With ``config.separator`` a text file is split at each occurrence of it. The separator is not part
+    of the text, nor is the one line break (LF, CR LF) right after it, unless the separator itself ends in a line break:
+    a separator on a line of its own leaves no trace. Nothing before the first or after the last separator is no
+    document; nothing between two is an empty document, and is yielded; so is a file that holds nothing else.
+
+    Args:
+        sources: files and corpus folders.
+        config: the settings of the text.
+        on_progress: told (bytes done, bytes in all), of files as they are, packed or not.
+        metadata: also read the columns of Parquet beside the text.
+        left_out: what is left out of markup is counted here, by its name.
 
     Raises:
         RungError: a file that cannot be read or decoded, an unknown encoding.
     """
     total, done = sum(source.size for source in sources), 0
+    left_out = Counter() if left_out is None else left_out
 
     def on_bytes(count: int) -> None:
         nonlocal done
@@ -60,15 +78,12 @@ def documents(
         if source.kind == "corpus":
             yield from _of_corpus(source, on_bytes)
             continue
-        chunks = text_chunks(source, config.encoding, on_bytes)
-        if not config.separator:
-            yield from _read_through(Document(source.name, even_pieces(chunks)))
-            continue
-        number = 0
-        for number, part in enumerate(_split(chunks, config.separator), start=1):
-            yield from _read_through(Document(f"{source.name}#{number}", even_pieces(part)))
-        if not number:
-            yield Document(source.name, iter(()))
+        for file in unpacked(source, on_bytes):
+            kind = format_of(file, config.format)
+            if kind == "text":
+                yield from _of_text(file, config)
+            else:
+                yield from _of_records(file.name, records(file, kind, config, metadata, left_out))
 
 
 def even_pieces(chunks: Iterator[str], limit: int = PIECE_CHARS) -> Iterator[str]:
@@ -145,6 +160,27 @@ def _cut(text: str, start: int, stop: int) -> int:
             if cut > start:
                 return cut
     return stop
+
+
+def _of_text(file: File, config: DataConfig) -> Iterator[Document]:
+    chunks = text_chunks(file, config.encoding)
+    if not config.separator:
+        yield from _read_through(Document(file.name, even_pieces(chunks)))
+        return
+    number = 0
+    for number, part in enumerate(_split(chunks, config.separator), start=1):
+        yield from _read_through(Document(f"{file.name}#{number}", even_pieces(part)))
+    if not number:
+        yield Document(file.name, iter(()))
+
+
+def _of_records(name: str, found: Iterator[Record]) -> Iterator[Document]:
+    empty = True
+    for record in found:
+        empty = False
+        yield from _read_through(Document(record.name, even_pieces(record.pieces), record.metadata))
+    if empty:
+        yield Document(name, iter(()))
 
 
 def _of_corpus(source: Source, on_bytes: Callable[[int], None]) -> Iterator[Document]:

@@ -166,8 +166,9 @@ def _adapted(base: Config, changes: Mapping[str, Any], say: Say) -> Config:
 
 # What decides the tokens, and so is settled where they are made already.
 _SETTLED = ("tokenizer.kind", "tokenizer.vocab_size", "tokenizer.min_frequency", "tokenizer.byte_fallback")
-_SETTLED_IN_STORE = (*_SETTLED, "data.encoding", "data.separator", "data.validation", "data.validation_fraction")
-_SETTLED_IN_FILE = (*_SETTLED, "data.encoding", "data.separator", "data.validation")
+_READING = ("data.encoding", "data.format", "data.text_column", "data.separator")
+_SETTLED_IN_FILE = (*_SETTLED, *_READING, "data.validation")
+_SETTLED_IN_STORE = (*_SETTLED_IN_FILE, "data.validation_fraction")
 
 
 def _check_settled(changes: Mapping[str, Any]) -> None:

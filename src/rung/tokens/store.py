@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from rung.config import DataConfig
 from rung.corpus.documents import MAX_NAMES, Document, OnProgress, Scan, documents, even_pieces, scan, utf8_length
 from rung.corpus.sources import Source, fingerprint, resolve
 from rung.errors import RungError
 from rung.tokens.engines import UnknownCharacter
+from rung.tokens.mapped import Tokens
 from rung.tokens.shards import ShardWriter, read_shard
 from rung.tokens.split import Split, hold_out
 from rung.tokens.tokenizer import Tokenizer, umask
@@ -35,64 +35,7 @@ SHARD_TOKENS = 1 << 27
 
 _MIN_TOKENS = 2  # one input and its target
 # What of the config decides the tokens; the store remembers it.
-_SETTINGS = ("encoding", "separator", "validation", "validation_fraction")
-
-
-class Tokens:
-    """One split, memory-mapped. ``len`` is its number of tokens.
-
-    ``document_starts``: int64, the position of the first token of each document. ``text_bytes``: UTF-8 bytes of its
-    text (0: not known). ``end_id``: the id of the end of text (None: not known). ``names``: of its documents, where
-    they are few enough to be listed.
-    """
-
-    def __init__(
-        self,
-        shards: Sequence[np.ndarray],
-        document_starts: np.ndarray,
-        text_bytes: int = 0,
-        end_id: int | None = None,
-        names: Sequence[str] = (),
-    ):
-        self._shards = list(shards)
-        self._bounds = np.cumsum([0, *map(len, shards)], dtype=np.int64)  # where each shard begins, and the end
-        self.n_tokens = int(self._bounds[-1])
-        self.document_starts = document_starts
-        self.text_bytes = text_bytes
-        self.end_id = end_id
-        self.names = list(names)
-
-    def __len__(self) -> int:
-        return self.n_tokens
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the tokens from ``start`` to before ``stop`` (within the split): int32 [stop - start]."""
-        assert 0 <= start <= stop <= self.n_tokens, f"[{start}, {stop}) is not within {self.n_tokens} tokens"
-        first, last = np.searchsorted(self._bounds, [start, stop], side="right") - 1
-        parts = [
-            self._shards[k][max(start - self._bounds[k], 0) : stop - self._bounds[k]]
-            for k in range(first, min(last + 1, len(self._shards)))
-        ]
-        return np.concatenate(parts, dtype=np.int32, casting="unsafe") if parts else np.empty(0, np.int32)
-
-    def gather(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-        """Return the rows that begin at ``starts_B`` (int64 [B]): int32 [B, length].
-
-        Rows may stick out at either end; positions there hold 0.
-        """
-        rows_BL = np.zeros((len(starts_B), length), np.int32)
-        shards_B = np.searchsorted(self._bounds, starts_B, side="right") - 1
-        inside_B = (starts_B >= 0) & (starts_B + length <= self._bounds[np.minimum(shards_B + 1, len(self._shards))])
-        for k in np.unique(shards_B[inside_B]).tolist():
-            here = np.flatnonzero(inside_B & (shards_B == k))
-            windows = sliding_window_view(self._shards[k], length)
-            rows_BL[here] = windows[starts_B[here] - self._bounds[k]]
-        for row in np.flatnonzero(~inside_B).tolist():
-            start = int(starts_B[row])
-            low, high = max(start, 0), min(start + length, self.n_tokens)
-            if low < high:
-                rows_BL[row, low - start : high - start] = self.read(low, high)
-        return rows_BL
+_SETTINGS = ("encoding", "format", "text_column", "separator", "validation", "validation_fraction")
 
 
 class TokenStore:
