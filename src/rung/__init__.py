@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rung.run.compare import compare
     from rung.run.demo import demo
     from rung.run.folder import Run
+    from rung.run.replay import replay
     from rung.run.resuming import resume
     from rung.run.runs import runs
     from rung.run.training import train
@@ -50,6 +51,7 @@ _HOMES = {
     "Tokenizer": "tokens.tokenizer",
     "demo": "run.demo",
     "train": "run.training",
+    "replay": "run.replay",
     "resume": "run.resuming",
     "compare": "run.compare",
     "runs": "run.runs",
@@ -72,6 +74,7 @@ __all__ = [
     "override",
     "preset",
     "preset_names",
+    "replay",
     "resume",
     "runs",
     "train",

@@ -232,6 +232,39 @@ def test_too_many_skipped_in_a_row_end_the_run():
     assert skipped == [(2, 1), (4, 1), (5, 2), (6, 3)]
 
 
+def test_a_closer_look_is_at_the_weights_that_the_step_met_or_says_that_it_is_not():
+    seen, looked = [], []
+
+    def look(step, weights):
+        looked.append(bits(weights))
+        return [step], "found"
+
+    loop = loop_of(8, spoil={2: np.nan, 3: np.inf}, emit=seen.append, look_closer=look, max_skipped=3)
+    loop.run(compiled()[1](), Progress())
+    state, _ = train(2)
+    assert looked[0] == bits(state["weights"])  # the next step was skipped too
+    assert looked[1] != looked[0]
+    told = [(event.documents, event.largest) for event in seen if isinstance(event, events.Skipped)]
+    assert told == [([2], "found"), ([3], "found; looked at with the weights of one update later")]
+
+
+def test_after_too_many_skipped_the_weights_stay_as_they_were():
+    """The loop hears of a step while the next one runs; that one must not change the weights that are kept."""
+    kept = []
+    loop = loop_of(
+        20,
+        spoil={4: np.nan, 5: np.nan},
+        emit=lambda event: None,
+        max_skipped=2,
+        on_divergence=lambda step, weights: kept.append(bits(weights)),
+    )
+    step, start, put = compiled(max_skipped=2)
+    with pytest.raises(Diverged):
+        dataclasses.replace(loop, step=step).run(start(), Progress())
+    state, _ = train(4, max_skipped=2)
+    assert kept == [bits(state["weights"])]
+
+
 def test_fewer_skipped_than_that_are_named_and_passed():
     seen = []
     loop = loop_of(8, spoil={2: np.nan, 3: np.inf}, emit=seen.append, max_skipped=3)

@@ -15,7 +15,7 @@ import numpy as np
 from rung.diagnose.watch import Sighting, largest_magnitude, watch
 from rung.model.weights import Tree, flatten
 from rung.train.optimizer import global_norm
-from rung.train.step import Batch, Model, _accumulate
+from rung.train.step import Batch, Model, accumulate
 
 Named = tuple[str, float]
 
@@ -120,7 +120,7 @@ def _compiled(model: Any, n_micro: int) -> Any:
 
     def inspect(weights: Tree, batch: Batch, keys_B: jax.Array | None) -> Any:
         def step(weights: Tree) -> Any:
-            return _accumulate(model, weights, batch, cast(Any, keys_B), n_micro)
+            return accumulate(model, weights, batch, cast(Any, keys_B), n_micro)
 
         paths = jax.tree.leaves(_paths(weights))
         ((loss_sum, targets), gradients), sightings = watch(step, [weights], paths)

@@ -277,7 +277,9 @@ def read_state(path: Path, like: State) -> State:
                 raise KeyError(path_of(key))
             array = file.get_tensor(path_of(key))
             if array.shape != leaf.shape or array.dtype != leaf.dtype:
-                raise ValueError(f"{path_of(key)} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{list(leaf.shape)}")
+                raise ValueError(
+                    f"{path_of(key)} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{list(leaf.shape)}"
+                )
             arrays.append(jax.device_put(array, leaf.sharding))
     state = jax.tree_util.tree_unflatten(structure, arrays)
     for name, found in tree_hashes(state).items():

@@ -226,6 +226,8 @@ class Loop:
         in_a_row = values["skipped_in_a_row"]
         what = "loss" if not math.isfinite(values["loss_sum"]) else "gradient"
         documents, found = self.look_closer(done - 1, state["weights"])
+        if int(state["step"]) > done and int(state["skipped_in_a_row"]) == 0:
+            found += "; looked at with the weights of one update later"  # the step after it had been given out already
         self.emit(events.Skipped(done, in_a_row, f"the {what} is not finite", documents, found))
         if in_a_row >= self.max_skipped:
             self.on_divergence(done - 1, state["weights"])

@@ -81,7 +81,7 @@ def make_step(
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         keys_B = row_keys(config.seed, state["step"], config.batch_size)
-        (loss_sum, targets), gradients = _accumulate(model, state["weights"], batch, keys_B, n_micro)
+        (loss_sum, targets), gradients = accumulate(model, state["weights"], batch, keys_B, n_micro)
         mean = 1 / jnp.maximum(targets, 1).astype(jnp.float32)
         norm = global_norm(gradients) * mean
         scale = mean * (jnp.minimum(1.0, config.clip_norm / jnp.maximum(norm, 1e-30)) if config.clip_norm else 1.0)
@@ -124,7 +124,7 @@ def place(batch: dict[str, Any], mesh: jax.sharding.Mesh) -> Batch:
     return jax.device_put(batch, batch_sharding(mesh))
 
 
-def _accumulate(model: Model, weights: Tree, batch: Batch, keys_B: jax.Array, n_micro: int) -> tuple[Any, Tree]:
+def accumulate(model: Model, weights: Tree, batch: Batch, keys_B: jax.Array, n_micro: int) -> tuple[Any, Tree]:
     """Return ``((loss sum, target count), gradient of the loss sum)`` over the batch, one micro-batch at a time."""
 
     def sums(weights: Tree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
