@@ -390,7 +390,7 @@ class Training:
         )
 
     def _segments(self, split: Any) -> bool:
-        return not self.config.data.cross_documents and len(split.document_starts) > 1
+        return not self.config.data.cross_documents and split.several_documents
 
     def _evaluate(self, weights: Any) -> HeldOut:
         split = self.store.split("validation")
