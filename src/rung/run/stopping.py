@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,9 +47,20 @@ def asked_to_stop(time_limit: float | None) -> Iterator[StopReason]:
     if threading.current_thread() is not threading.main_thread():
         yield reason
         return
+
+    def unheard(what: Any) -> None:
+        if what.exc_type is not KeyboardInterrupt:
+            return hook(what)
+        # It was raised where Python lets nothing out, as while an object is cleared away: raise it again, elsewhere.
+        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    hook, sys.unraisablehook = sys.unraisablehook, unheard
     old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield reason
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+        sys.unraisablehook = hook
