@@ -21,7 +21,7 @@ from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
 from rung.run.choose import choose
 from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS, held
-from rung.run.tokens import is_tokens, open_tokens
+from rung.run.tokens import is_tokens, open_tokens, say_of_in_place
 from rung.tokens.store import TokenStore, build_store
 from rung.tokens.tokenizer import Tokenizer, umask
 from rung.train.schedule import steps_of
@@ -142,12 +142,15 @@ def _steps(config: Config, train_tokens: int, tokens_per_step: int, say: Say) ->
 
 def _described(store: TokenStore) -> str:
     splits = [store.split(name) for name in store.splits]
-    n_documents = sum(len(split.document_starts) for split in splits)
+    n_bytes = sum(split.text_bytes for split in splits)
+    about = "about " if any(split.estimated for split in splits) else ""
+    if any(split.n_documents is None for split in splits):
+        return f"documents that nobody has counted, {about}{n_bytes:,} bytes"
+    n_documents = sum(split.n_documents or 0 for split in splits)
     if len(splits) > 1 and splits[0].names[-1:] == splits[1].names[:1] != []:
         n_documents -= 1  # one document, cut in two
-    n_bytes = sum(store.split(name).text_bytes for name in store.splits)
     empty = f" ({store.empty_documents} more are empty)" if store.empty_documents else ""
-    return f"{n_documents:,} document{'s' * (n_documents != 1)}{empty}, {n_bytes:,} bytes"
+    return f"{n_documents:,} document{'s' * (n_documents != 1)}{empty}, {about}{n_bytes:,} bytes"
 
 
 def _chosen(text_bytes: int, given: Mapping[str, Any], say: Say) -> Config:
@@ -189,8 +192,12 @@ def _from_tokens(path: Path, base: Config | None, changes: Mapping[str, Any], fo
                 f"leave --{name.replace('_', '-')} out, or build the tokens again with it",
             )
     tokenizer = _tokenizer_of(path, base, changes)
-    fraction = changes.get("data.validation_fraction", (base or Config()).data.validation_fraction)
-    store = open_tokens(path, tokenizer, fraction)
+    default = Config().data.validation_fraction
+    fraction = changes.get("data.validation_fraction", base.data.validation_fraction if base is not None else default)
+    asked = "data.validation_fraction" in changes or fraction != default
+    store = open_tokens(path, tokenizer, fraction if asked else None)
+    if path.is_file():
+        say_of_in_place(store, say)
     made = {"tokenizer.vocab_size": tokenizer.vocab_size, **_data_settings(store)}
     changes = {**changes, **made}
     config = _adapted(base if base is not None else _chosen(store.text_bytes, changes, say), changes, say)
@@ -207,7 +214,7 @@ def _tokenizer_of(path: Path, base: Config | None, changes: Mapping[str, Any]) -
     if not named and path.is_file():
         raise RungError(f"{path} holds token ids, and no tokenizer is named", "name theirs: --tokenizer FILE")
     tokenizer = Tokenizer.load(named or own, allow_lossy=lossy)
-    made_with = TokenStore.open(path, tokenizer).tokenizer_hash
+    made_with = None if path.is_file() else TokenStore.open(path).tokenizer_hash
     if made_with not in (None, tokenizer.hash):
         raise RungError(
             f"{named or own} is not the tokenizer of the tokens in {path}",

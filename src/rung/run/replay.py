@@ -97,7 +97,7 @@ def _batches(run: Run, batch_size: int = 0) -> Batches:
         batch_size=batch_size or config.train.batch_size,
         seed=config.train.seed,
         windows=config.data.windows,
-        segments=not config.data.cross_documents and len(split.document_starts) > 1,
+        segments=not config.data.cross_documents and split.several_documents,
     )
 
 

@@ -64,7 +64,7 @@ def _evaluated(run: Run, tokens: Any) -> HeldOut:
         tokens,
         context_length=config.model.context_length,
         batch_size=config.evaluate.batch_size,
-        segments=not config.data.cross_documents and len(tokens.document_starts) > 1,
+        segments=not config.data.cross_documents and tokens.several_documents,
     )
     with track(tokens.text_bytes, "evaluating") as on_progress:
         seen = _watched(batches, tokens, on_progress)

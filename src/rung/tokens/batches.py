@@ -60,21 +60,36 @@ class Batches:
 
     def rows(self, step: int, start: int, stop: int) -> Batch:
         """Return rows ``start`` to ``stop`` of the global batch of ``step``; nothing else is read."""
-        starts_B = self._starts(step)[start:stop]
-        return _windows(self.tokens, starts_B, self.context_length, self.segments)
+        return self.at(self._rows(step)[start:stop])
+
+    def at(self, rows_B: np.ndarray) -> Batch:
+        """Return rows by their global numbers (int64 [B], each at least 0), of whatever steps."""
+        return _windows(self.tokens, self._starts_of(rows_B), self.context_length, self.segments)
 
     def epoch(self, step: int) -> float:
         """Return the passes over the split that lie before ``step``."""
-        rows = step * self.batch_size
+        return self.passes(step * self.batch_size)
+
+    def passes(self, rows: int) -> float:
+        """Return the passes over the split that so many first rows come to."""
         if self.windows == "contiguous":
             return rows / self.windows_per_epoch
         return rows * self.context_length / (len(self.tokens) - 1)
 
     def documents(self, step: int) -> list[int]:
-        """Return the numbers of the documents, within the split, that the batch of ``step`` has tokens of."""
+        """Return the numbers of the documents, within the split, that the batch of ``step`` has tokens of.
+
+        None where the documents of the split have no numbers.
+        """
+        return self.documents_at(self._rows(step))
+
+    def documents_at(self, rows_B: np.ndarray) -> list[int]:
+        """Return the same of rows by their global numbers."""
         found: set[int] = set()
         starts = self.tokens.document_starts
-        for start in self._starts(step).tolist():
+        if not len(starts):
+            return []
+        for start in self._starts_of(rows_B).tolist():
             first, last = max(start, 0), min(start + self.context_length, len(self.tokens)) - 1
             if first <= last:
                 low, high = np.searchsorted(starts, [first, last], side="right").tolist()
@@ -82,8 +97,13 @@ class Batches:
         return sorted(found)
 
     def _starts(self, step: int) -> np.ndarray:
+        return self._starts_of(self._rows(step))
+
+    def _rows(self, step: int) -> np.ndarray:
+        return step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
+
+    def _starts_of(self, rows_B: np.ndarray) -> np.ndarray:
         """Return where each row's first input is: int64 [B], negative where a row begins before the text."""
-        rows_B = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
         if self.windows == "random":
             return draw(rows_B, len(self.tokens) - self.context_length, key_of(self.seed, _OFFSET))
         epochs_B, order_B = np.divmod(rows_B, self.windows_per_epoch)
@@ -132,7 +152,10 @@ def _windows(tokens: Tokens, starts_B: np.ndarray, length: int, segments: bool) 
         targets_BT[row, (inputs_T < 0) | (inputs_T >= last)] = IGNORED
     batch = {"tokens": tokens_BS[:, :-1].copy(), "targets": targets_BT}
     if segments:
-        batch["segments"] = _segments(tokens.document_starts, starts_B, length)
+        if tokens.ends_tell:
+            batch["segments"] = _segments_by_ends(batch["tokens"], tokens.end_id, starts_B, len(tokens))
+        else:
+            batch["segments"] = _segments(tokens.document_starts, starts_B, length)
     return batch
 
 
@@ -153,4 +176,15 @@ def _segments(document_starts: np.ndarray, starts_B: np.ndarray, length: int) ->
     begins_BT[rows, begun - 1 - starts_B[rows]] = 1
     before = np.flatnonzero((starts_B < 0) & (starts_B > -length))
     begins_BT[before, -starts_B[before]] += 1
+    return np.cumsum(begins_BT, axis=1, dtype=np.int32)
+
+
+def _segments_by_ends(inputs_BT: np.ndarray, end_id: int | None, starts_B: np.ndarray, n_tokens: int) -> np.ndarray:
+    """Return the same where nothing but the end of text in the row itself tells documents apart."""
+    begins_BT = inputs_BT == end_id
+    length = inputs_BT.shape[1]
+    for row in np.flatnonzero((starts_B < 0) | (starts_B + length > n_tokens)).tolist():
+        places_T = starts_B[row] + np.arange(length)
+        begins_BT[row] &= (places_T >= 0) & (places_T < n_tokens)  # what fills a row up is no end of text
+        begins_BT[row] |= places_T == 0
     return np.cumsum(begins_BT, axis=1, dtype=np.int32)

@@ -22,6 +22,7 @@ from rung.corpus.documents import MAX_NAMES, Document, OnProgress, Scan, documen
 from rung.corpus.sources import Source, fingerprint, resolve
 from rung.errors import RungError
 from rung.tokens.engines import UnknownCharacter
+from rung.tokens.in_place import bare_tokens, open_splits
 from rung.tokens.mapped import Tokens
 from rung.tokens.shards import ShardWriter, read_shard
 from rung.tokens.split import Split, hold_out
@@ -64,7 +65,7 @@ class TokenStore:
     def describe(self) -> str:
         """Return one line on what is in the store, for people."""
         counts = [
-            f"{name} {len(tokens):,} tokens ({len(tokens.document_starts):,} documents, {tokens.text_bytes:,} bytes)"
+            f"{name} {len(tokens):,} tokens ({_counted(tokens.n_documents)} documents, {tokens.text_bytes:,} bytes)"
             for name, tokens in self._splits.items()
         ]
         empty = f"; {self.empty_documents:,} empty documents left out" if self.empty_documents else ""
@@ -82,16 +83,17 @@ class TokenStore:
 
     @classmethod
     def open(cls, path: str | Path, tokenizer: Tokenizer | None = None) -> TokenStore:
-        """Open a store folder, or a bare safetensors file with one ``tokens`` tensor as the split ``train``.
+        """Open a store folder, or a bare file of ids (``tokens.files``) as the split ``train``.
 
-        A bare file may have ``document_starts``; else they are found by the end of text, where ``tokenizer`` is given.
+        A bare file may have ``document_starts``; else the end of text tells, where ``tokenizer`` is given. Of tokens
+        that lie elsewhere, nothing is read but samples of the files that may have changed.
 
         Raises:
             RungError: nothing there, an unfinished or newer store, shards that do not match dataset.json.
         """
         path = Path(path)
         if path.is_file():
-            return cls(path, {}, {"train": _bare(path, tokenizer)})
+            return cls(path, {}, {"train": bare_tokens(path, tokenizer)})
         if not (path / DATASET).is_file():
             hint = f"a store is a folder with {DATASET}: rung tokens build makes one"
             raise RungError(f"no token store at {path}", hint)
@@ -103,6 +105,8 @@ class TokenStore:
         if version != VERSION:
             problem = f"{path} is of version {version}, and version {VERSION} is known here"
             raise RungError(problem, "build the token store again")
+        if "files" in info:
+            return cls(path, info, open_splits(path, info))
         return cls(path, info, {name: _split_of(path, info, name) for name in SPLITS if name in info["splits"]})
 
     def differences(
@@ -433,18 +437,6 @@ def _split_of(path: Path, info: dict[str, Any], name: str) -> Tokens:
     return Tokens(tokens, starts, said["text_bytes"], info["tokenizer"]["end_id"], said["names"] or ())
 
 
-def _bare(path: Path, tokenizer: Tokenizer | None) -> Tokens:
-    tokens, starts = read_shard(path)
-    end_id = tokenizer.end_id if tokenizer else None
-    if starts is None:
-        begins = [np.zeros(1, np.int64)]
-        for low in range(0, len(tokens) if end_id is not None else 0, SHARD_TOKENS):
-            begins.append(low + np.flatnonzero(tokens[low : low + SHARD_TOKENS] == end_id) + 1)
-        starts = np.concatenate(begins)
-        starts = starts[starts < max(len(tokens), 1)]  # an end of text at the very end begins nothing
-    return Tokens([tokens], starts, end_id=end_id)
-
-
 # Helpers
 
 
@@ -464,10 +456,16 @@ def _identity(path: Path, info: dict[str, Any]) -> str:
     else:
         # A name may change with the folder that a text is read from; its content may not.
         sources = {key: [entry["sha256"] for entry in info[key]] for key in ("sources", "validation_sources")}
-        splits = {name: {**said, "names": None, "shards": None} for name, said in info["splits"].items()}
+        # Of tokens that lie elsewhere, whether somebody has counted what is in them makes no difference.
+        ignored = ("names", "shards") if "files" not in info else ("documents", "text_bytes", "estimated")
+        splits = {name: {**said, **dict.fromkeys(ignored)} for name, said in info["splits"].items()}
         settings = {name: value for name, value in info["data"].items() if name != "validation"}
-        made_from = [info["version"], info["tokenizer"], sources, splits, settings]
+        made_from = [info.get("version", VERSION), info["tokenizer"], sources, splits, settings]
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+def _counted(number: int | None) -> str:
+    return "uncounted" if number is None else f"{number:,}"
 
 
 def _plain(value: Any) -> Any:
