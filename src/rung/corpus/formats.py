@@ -54,7 +54,7 @@ def records(file: File, kind: str, config: DataConfig, metadata: bool, left_out:
     if kind == "jsonl":
         return rows.json_lines(file, config.encoding, config.text_column)
     if kind == "parquet":
-        return rows.parquet(file, config.text_column, metadata)
+        return rows.parquet(file, config.text_column, metadata, left_out)
     if kind == "html":
         return markup.html(file, config.encoding, left_out)
     if kind == "markdown":

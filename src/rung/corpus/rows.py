@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rung.corpus.decoding import text_chunks
 from rung.corpus.folder import Record
 from rung.corpus.unpacking import File, spooled
-from rung.errors import RungError, nearest
+from rung.errors import RungError
 
 _BATCH_BYTES = 4 << 20  # of text decoded at once from Parquet
 _MOST_ROWS = 4096
+_MOST_SHOWN = 20  # columns in a hint
 _BUFFER_BYTES = 1 << 20
 
 
@@ -44,17 +48,18 @@ def json_lines(file: File, encoding: str, column: str) -> Iterator[Record]:
             raise no_column(where, column, row)
         text = row.pop(column)
         if text is not None and not isinstance(text, str):
-            raise _not_text(where, column, _kind(text))
+            raise not_text(where, column, _kind(text))
         if "\\u" in line:
             _check_whole(text, where)
-        yield Record(f"{file.name}#{number}", row, iter((text,) if text else ()))
+        yield Record(f"{file.name}#{number}", as_json(row), iter((text,) if text else ()))
 
 
-def parquet(file: File, column: str, metadata: bool = True) -> Iterator[Record]:
+def parquet(file: File, column: str, metadata: bool, left_out: Counter[str]) -> Iterator[Record]:
     """Yield a document for each row of a Parquet file, named by the row's number, from 1.
 
-    The other columns are its metadata, read only with ``metadata``. A missing text is an empty document. Some megabytes
-    of text are in memory at once, whatever the size of a row group.
+    The other columns are its metadata, read only with ``metadata``; of these, columns of bytes are left out, and
+    counted in ``left_out``. A missing text is an empty document. Some megabytes of text are in memory at once, whatever
+    the size of a row group.
 
     Raises:
         RungError: a damaged file, no ``column``, or one that is not of text; pyarrow is not installed.
@@ -73,13 +78,13 @@ def parquet(file: File, column: str, metadata: bool = True) -> Iterator[Record]:
             # Without pre-buffering, and with a buffer, a row group is not loaded whole.
             table = open_files.enter_context(pq.ParquetFile(stream, pre_buffer=False, buffer_size=_BUFFER_BYTES))
             _check_column(file.name, table.schema_arrow, column)
-            columns = table.schema_arrow.names if metadata else [column]
+            columns = [column, *(_other_columns(table.schema_arrow, column, left_out) if metadata else ())]
             for batch in table.iter_batches(_rows_at_once(table.metadata, columns), columns=columns, use_threads=False):
                 texts = batch.column(column).to_pylist()
                 rest = batch.drop_columns([column]).to_pylist() if len(columns) > 1 else [{}] * len(texts)
                 for text, others in zip(texts, rest, strict=True):
                     row += 1
-                    yield Record(f"{file.name}#{row}", others, iter((text,) if text else ()))
+                    yield Record(f"{file.name}#{row}", as_json(others), iter((text,) if text else ()))
         except UnicodeDecodeError as error:
             problem = f"{file.name}, after row {row}: column {column!r} is not UTF-8 ({error.reason})"
             raise RungError(problem, "write the file again with its text in UTF-8") from None
@@ -94,8 +99,28 @@ def no_column(where: str, column: str, known: Mapping[str, Any] | list[str]) -> 
         return RungError(f"{where} has no column {column!r}", "it has no columns at all")
     if column == "text" and len(known) == 1:
         return RungError(f"{where} has no column 'text'", f"name the one it has: --text-column {next(iter(known))}")
-    hint = nearest(column, known).replace("known names:", "it has")
-    return RungError(f"{where} has no column {column!r}", f"{hint}; the column is named by --text-column")
+    if close := difflib.get_close_matches(column, known, n=1):
+        return RungError(f"{where} has no column {column!r}", f"did you mean --text-column {close[0]}?")
+    shown = ", ".join([*known][:_MOST_SHOWN]) + (" ..." if len(known) > _MOST_SHOWN else "")
+    return RungError(f"{where} has no column {column!r}", f"name one of {shown}: --text-column NAME")
+
+
+def not_text(where: str, column: str, kind: str) -> RungError:
+    """Return the error that a column holds something else than text."""
+    return RungError(f"{where}: column {column!r} is {kind}, not text", "name the column of text: --text-column NAME")
+
+
+def as_json(value: Any) -> Any:
+    """Return a value of a table as JSON has it: times and decimals as text, NaN as null, infinities as text."""
+    if isinstance(value, dict):
+        return {str(key): as_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 # Helpers
@@ -132,7 +157,25 @@ def _check_column(name: str, schema: Any, column: str) -> None:
     if types.is_dictionary(kind):
         kind = kind.value_type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)):
-        raise _not_text(name, column, str(kind))
+        raise not_text(name, column, str(kind))
+
+
+def _other_columns(schema: Any, column: str, left_out: Counter[str]) -> list[str]:
+    others = []
+    for field in schema:
+        if _holds_bytes(field.type):
+            left_out[f"column {field.name} (bytes)"] += 1
+        elif field.name != column:
+            others.append(field.name)
+    return others
+
+
+def _holds_bytes(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return True
+    return any(_holds_bytes(kind.field(k).type) for k in range(kind.num_fields))
 
 
 def _rows_at_once(about: Any, columns: list[str]) -> int:
@@ -144,10 +187,6 @@ def _rows_at_once(about: Any, columns: list[str]) -> int:
         size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)
         most = max(most, size // max(1, group.num_rows))
     return int(min(_MOST_ROWS, max(1, _BATCH_BYTES // most)))
-
-
-def _not_text(where: str, column: str, kind: str) -> RungError:
-    return RungError(f"{where}: column {column!r} is {kind}, not text", "name the column of text: --text-column NAME")
 
 
 def _kind(value: Any) -> str:
