@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rung.cli.flags import Parser, add_settings, given_settings, print_result, say
+from rung.cli.flags import Parser, add_settings, given_settings, print_result, say, typed
 from rung.config import Config, override
 from rung.errors import RungError, nearest
 
-ACTIONS = {"build": "encode text into a token store, which `rung train` takes as its source"}
+if TYPE_CHECKING:
+    from rung.tokens.store import TokenStore
+
+ACTIONS = {
+    "build": "encode text into a token store, which `rung train` takes as its source",
+    "import": "make a token store of files of ids that other programs made, used where they are",
+}
 
 # What of the config decides the tokens, by short name.
 _SETTINGS = {
@@ -30,22 +37,14 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if arguments[0] not in ACTIONS:
         raise RungError(f"unknown action {arguments[0]!r} of rung tokens", nearest(arguments[0], ACTIONS))
-    return _build(arguments[1:])
+    return {"build": _build, "import": _import}[arguments[0]](arguments[1:])
 
 
 def _build(arguments: Sequence[str]) -> int:
     parser = Parser("tokens build", "Tokenize text into a token store, which `rung train` takes as its source.")
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders, globs, or - for standard input")
-    parser.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or GPT-2's files")
-    parser.add_argument(
-        "--allow-lossy",
-        "--tokenizer.allow-lossy",
-        dest="allow_lossy",
-        action="store_true",
-        help="accept a tokenizer that cannot give every text back",
-    )
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
-    parser.add_argument("--overwrite", action="store_true", help="replace a store that is there")
+    _add_flags(parser)
     add_settings(parser, short_names=_SETTINGS, only=_SETTINGS.values())
     parsed = parser.parse_args(arguments)
     data = override(Config(), given_settings(parsed), "flag").data
@@ -61,14 +60,72 @@ def _build(arguments: Sequence[str]) -> int:
         overwrite=parsed.overwrite,
         say=say,
     )
+    return _print_store(store, parsed.json)
+
+
+def _import(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        "tokens import",
+        "Make a token store of files of ids: safetensors with one tensor named tokens, .npy, or nanoGPT's and llm.c's\n"
+        ".bin. The files stay where they are, and nothing is copied or loaded, whatever their size.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="files of ids, in order")
+    parser.add_argument("--out", metavar="DIR", help="the folder to make (default: tokens/<name of the first file>)")
+    parser.add_argument("--dtype", choices=["uint16", "uint32"], default="", help="of .bin files (default: uint16)")
+    parser.add_argument(
+        "--validation", action="append", default=[], metavar="FILE", help="a file held out, instead of the end"
+    )
+    parser.add_argument(
+        "--validation-fraction", metavar="X", help="part held out at the end (default: a tenth, at most 10,485,760)"
+    )
+    parser.add_argument("--verify", action="store_true", help="look at every id, and count documents and bytes")
+    _add_flags(parser)
+    parsed = parser.parse_args(arguments)
+    fraction = None
+    if parsed.validation_fraction is not None:
+        fraction = typed("--validation-fraction", float, parsed.validation_fraction)
+        fraction = override(Config(), {"data.validation_fraction": fraction}, "flag").data.validation_fraction
+        if parsed.validation:
+            raise RungError("both --validation and --validation-fraction are given", "keep one of them")
+
+    from rung.run.store import import_tokens
+
+    store = import_tokens(
+        parsed.files,
+        parsed.tokenizer,
+        parsed.out,
+        validation=parsed.validation,
+        validation_fraction=fraction,
+        bin_type=parsed.dtype,
+        verify=parsed.verify,
+        allow_lossy=parsed.allow_lossy,
+        overwrite=parsed.overwrite,
+        say=say,
+    )
+    return _print_store(store, parsed.json)
+
+
+def _add_flags(parser: Parser) -> None:
+    parser.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or GPT-2's files")
+    parser.add_argument(
+        "--allow-lossy",
+        "--tokenizer.allow-lossy",
+        dest="allow_lossy",
+        action="store_true",
+        help="accept a tokenizer that cannot give every text back",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a store that is there")
+
+
+def _print_store(store: TokenStore, as_json: bool) -> int:
+    splits = {name: store.split(name) for name in store.splits}
     result = {"store": str(store.path)} | {
-        name: {"tokens": len(store.split(name)), "documents": len(store.split(name).document_starts)}
-        for name in store.splits
+        name: {"tokens": len(split), "documents": split.n_documents} for name, split in splits.items()
     }
-    lines = [
-        f"{name:<10}  {len(store.split(name)):>13,} tokens  {len(store.split(name).document_starts):>9,} documents  "
-        f"{store.split(name).text_bytes:>15,} bytes"
-        for name in store.splits
-    ]
-    print_result(result, parsed.json, "\n".join([*lines, f"next: rung train {store.path} "]))
+    lines = []
+    for name, split in splits.items():
+        documents = "uncounted" if split.n_documents is None else f"{split.n_documents:,}"
+        n_bytes = f"{'about ' if split.estimated else ''}{split.text_bytes:,}"
+        lines.append(f"{name:<10}  {len(split):>14,} tokens  {documents:>9} documents  {n_bytes:>15} bytes")
+    print_result(result, as_json, "\n".join([*lines, f"next: rung train {store.path} "]))
     return 0

@@ -12,6 +12,9 @@ from rung.corpus import sources as corpus_sources
 from rung.errors import RungError
 from rung.report.progress import track
 from rung.run.prepare import Say, make_tokenizer
+from rung.run.tokens import say_of_in_place
+from rung.tokens.files import BinType
+from rung.tokens.importing import import_store
 from rung.tokens.store import DATASET, TokenStore, build_store
 from rung.tokens.tokenizer import Tokenizer
 
@@ -39,6 +42,45 @@ def build(
         store = build_store(files, tokenizer, out, data, overwrite=overwrite, on_progress=on_progress)
     if store.empty_documents:
         say(f"{store.empty_documents:,} empty documents are not in the store")
+    return store
+
+
+def import_tokens(
+    files: Sequence[str],
+    tokenizer_file: str | Path,
+    out: str | Path | None = None,
+    *,
+    validation: Sequence[str] = (),
+    validation_fraction: float | None = None,
+    bin_type: BinType = "",
+    verify: bool = False,
+    allow_lossy: bool = False,
+    overwrite: bool = False,
+    say: Say,
+) -> TokenStore:
+    """Make a token store of files of ids that stay where they are; ``out`` is ``tokens/<name of the first>``.
+
+    Raises:
+        RungError: as ``rung.tokens.importing.import_store``; a tokenizer that is missing or lossy.
+    """
+    out = Path(out) if out else Path("tokens") / Path(files[0]).stem
+    if overwrite and out.exists() and not (out / DATASET).is_file():
+        raise RungError(f"{out} is not a token store, so it is not overwritten", "name another folder with --out")
+    tokenizer = Tokenizer.load(tokenizer_file, allow_lossy=allow_lossy)
+    sizes = [Path(file).stat().st_size for file in [*files, *validation] if Path(file).is_file()]
+    with track(sum(sizes), "looking at every id") as on_progress:
+        store = import_store(
+            files,
+            tokenizer,
+            out,
+            validation=validation,
+            validation_fraction=validation_fraction,
+            bin_type=bin_type,
+            verify=verify,
+            overwrite=overwrite,
+            on_progress=on_progress,
+        )
+    say_of_in_place(store, say)
     return store
 
 

@@ -115,9 +115,7 @@ def look_into(file: TokenFile, vocab_size: int, end_id: int, token_bytes: np.nda
         counts_V += count_ids(str(file.path), block, start, vocab_size)
     tokens = int(counts_V.sum())
     if file.path.suffix == ".bin" and width == 2 and tokens > 2 and zeros[1] == tokens // 2 > zeros[0]:
-        raise RungError(
-            f"{file.path}: every second uint16 is 0, as in a file of uint32", _WIDER
-        )
+        raise RungError(f"{file.path}: every second uint16 is 0, as in a file of uint32", _WIDER)
     return Sample(tokens, int(counts_V @ token_bytes), int(counts_V[end_id]), whole)
 
 
@@ -191,8 +189,8 @@ def _bin(path: Path, vocab_size: int, bin_type: BinType) -> TokenFile:
         start = file.read(12)
     if len(start) == 12:
         magic, version, count = struct.unpack("<3i", start)
-        if dtype := _LLM_C.get((magic, version)):
-            return _checked_size(path, np.dtype(dtype), _LLM_C_HEADER, count)
+        if code := _LLM_C.get((magic, version)):
+            return _checked_size(path, np.dtype(code), _LLM_C_HEADER, count)
     dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[bin_type or "uint16"])
     if vocab_size > 1 << 16 and not bin_type:
         raise RungError(

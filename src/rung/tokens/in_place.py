@@ -22,7 +22,7 @@ MOST_HELD_OUT = 10_485_760  # tokens, unless a fraction is asked: as many as the
 
 _MIN_TOKENS = 2  # of a split: one input and its target
 _NEAR = 0.5  # a document's end is taken for the cut when it moves the cut by at most this much of what is held out
-_NEAR_TOKENS = 1 << 20  # and at most by so many
+_NEAR_TOKENS = 1 << 17  # and at most by so many
 
 # What tells documents apart: a list in the file, the end of text in the stream, or nothing: one document.
 Marks = Literal["list", "end", "none"]
@@ -195,11 +195,12 @@ def _said(pieces: Sequence[_Piece], samples: Sequence[Sample], marks: Marks, tok
     """Return what dataset.json says of a split that lies in ``pieces``; what is not counted is estimated."""
     tokens = sum(piece.count for piece in pieces)
     documents, text_bytes = None, None
-    if all(sample.whole for sample in samples) and tokens <= LISTED_TOKENS:
+    counted = all(sample.whole for sample in samples) and tokens <= LISTED_TOKENS
+    if counted or marks == "list":
         shards = [piece.file.ids()[piece.start : piece.start + piece.count] for piece in pieces]
-        starts = _starts(pieces[0].file.document_starts, pieces[0].start, shards, marks, tokenizer.end_id)
-        documents = len(starts)
-        text_bytes = sum(int(tokenizer.token_bytes[shard].sum(dtype=np.int64)) for shard in shards)
+        documents = len(_starts(pieces[0].file.document_starts, pieces[0].start, shards, marks, tokenizer.end_id))
+        if counted:
+            text_bytes = sum(int(tokenizer.token_bytes[shard].sum(dtype=np.int64)) for shard in shards)
     seen = sum(sample.tokens for sample in samples)
     return {
         "tokens": tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -180,9 +181,7 @@ def build_store(
         raise RungError(f"{out} exists", "name another folder, or replace it with --overwrite")
     counted = counted or scan(training, data)
     held_out = Split() if validation else hold_out(counted, data.validation_fraction)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    with new_store(out) as partial:
         build = _Build(partial, tokenizer, shard_tokens, workers)
         try:
             made_from = {
@@ -192,16 +191,40 @@ def build_store(
             }
             build.run(_parts(training, validation, held_out, data, on_progress))
             tokenizer.save(partial / TOKENIZER)
-            _write_json(partial / DATASET, build.finish() | made_from)
-            _publish(partial, out)
+            write_json(partial / DATASET, build.finish() | made_from)
         except BaseException:
             build.abandon()
+            raise
+    return TokenStore.open(out)
+
+
+@contextlib.contextmanager
+def new_store(out: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes ``out`` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        RungError: the disk did not take it.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+        try:
+            yield partial
+            _publish(partial, out)
+        except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise RungError(f"cannot write {out}: {reason}", "look at the disk and the folder") from None
-    return TokenStore.open(out)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file and wait until the disk has it."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        json.dump(value, file, ensure_ascii=False, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 # Which text goes where
@@ -471,13 +494,6 @@ def _counted(number: int | None) -> str:
 def _plain(value: Any) -> Any:
     """Return a setting as JSON gives it back."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        json.dump(value, file, ensure_ascii=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _publish(partial: Path, out: Path) -> None:
