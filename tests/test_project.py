@@ -17,7 +17,7 @@ from packaging.version import Version
 from rung import config
 
 ROOT = Path(__file__).parents[1]
-LOCKED_EXTRAS = ("flax", "gpu", "tensorboard", "wandb", "test", "lint")
+LOCKED_EXTRAS = ("flax", "gpu", "tensorboard", "wandb", "languages", "test", "lint")
 NOVELS = {
     "emma": 883_029,
     "mansfield-park": 883_281,

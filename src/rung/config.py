@@ -237,6 +237,48 @@ class GenerateConfig:
     ignore_end: bool = setting(False, "go on past the end of the text")
 
 
+Filter = Literal["length", "letters", "scripts", "repetition", "languages", "duplicates", "near-duplicates"]
+
+
+@dataclass(frozen=True)
+class CleanConfig:
+    """Which documents of a corpus stay: the limits of the filters, and what counts as a duplicate or an overlap."""
+
+    skip: tuple[Filter, ...] = setting((), "a filter that is left out")
+    min_words: int = setting(
+        50, "length: least words of a document; a character of Japanese, Chinese or Thai counts as one", low=0
+    )
+    max_words: int = setting(0, "length: most words of a document; 0: no bound", low=0)
+    min_letters: float = setting(0.5, "letters: least part of the characters, white space not counted", low=0, high=1)
+    scripts: tuple[str, ...] = setting((), "scripts: one that letters may be of, as Latin, Hiragana; empty: any")
+    min_script: float = setting(0.9, "scripts: least part of the letters that are of these scripts", low=0, high=1)
+    repetition: float = setting(
+        1.0,
+        "repetition: limits on repeated lines and word sequences, in those of Gopher; 2 is twice as lenient",
+        low=0,
+        open_low=True,
+    )
+    languages: tuple[str, ...] = setting((), "languages: one that stays, as en, ja (ISO 639-1); empty: any")
+    min_language: float = setting(
+        0.65, "languages: least probability that a document is in one of these", low=0, high=1
+    )
+    similarity: float = setting(
+        0.8,
+        "near-duplicates: part of word sequences shared (Jaccard) from which a later document goes",
+        low=0.3,
+        high=1,
+    )
+    shingle_words: int = setting(5, "near-duplicates: words of a sequence", low=1, high=100)
+    permutations: int = setting(128, "near-duplicates: numbers that a document is estimated by", low=16, high=1024)
+    validation: tuple[str, ...] = setting((), "validation text, that training text is held against")
+    evaluation: tuple[str, ...] = setting((), "text of an evaluation, that training text is held against")
+    overlap_words: int = setting(13, "contamination: words in a row that are an overlap", low=2, high=1000)
+    overlap_characters: int = setting(
+        30, "contamination: the same, where a text is mostly in a script without spaces", low=2, high=1000
+    )
+    remove_contaminated: bool = setting(False, "contamination: take out documents with an overlap")
+
+
 @dataclass(frozen=True)
 class Config:
     """A whole training run."""

@@ -36,11 +36,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class Record:
-    """One document as it is stored; ``pieces`` may be read once, and before the next record is asked for."""
+    """One document as it is stored; ``pieces`` may be read once, and before the next record is asked for.
+
+    ``offset``: where its line begins in the file of its shard.
+    """
 
     name: str
     metadata: Mapping[str, Any]
     pieces: Iterator[str]
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,9 +194,12 @@ class CorpusWriter:
     def write(self, name: str, text: str | Iterable[str], metadata: Mapping[str, Any] | None = None) -> None:
         """Write one document; its text may come in pieces, and is then never whole in memory."""
         with self._disk():
-            if self._open is None:
-                self._open = _ShardFile(self._partial, f"documents-{len(self._shards):05d}.jsonl")
-            self._open.write(name, [text] if isinstance(text, str) else text, metadata or {})
+            self._shard().write(name, [text] if isinstance(text, str) else text, metadata or {})
+
+    def copy(self, file: BinaryIO, length: int, n_bytes: int, n_characters: int) -> None:
+        """Write one document as the line of another corpus: ``length`` bytes from where ``file`` is."""
+        with self._disk():
+            self._shard().copy(file, length, n_bytes, n_characters)
 
     def mark(self, state: Callable[[], Any]) -> None:
         """Say what to go on from if the work is cut short here: called after each document, or each few.
@@ -253,6 +260,11 @@ class CorpusWriter:
             self.abandon()
         self._unlock()
 
+    def _shard(self) -> _ShardFile:
+        if self._open is None:
+            self._open = _ShardFile(self._partial, f"documents-{len(self._shards):05d}.jsonl")
+        return self._open
+
     def _take_up(self) -> None:
         """Go on from what is whole of the same work; remove all else."""
         self._resumed = 0
@@ -284,26 +296,33 @@ class CorpusWriter:
             raise RungError(problem, "look at the disk and the folder; the same command goes on from here") from None
 
 
-def read_lines(path: Path) -> Iterator[Record]:
+def read_lines(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Record]:
     """Yield the documents of one shard; a line is in memory whole only up to 4 MiB.
+
+    Args:
+        path: of the shard.
+        start: where to begin, the offset of a line.
+        stop: where to end, the offset of a line.
 
     Raises:
         RungError: a line that is no document, named with its number.
     """
     with path.open("rb") as file:
+        file.seek(start)
         number = 0
-        while head := file.readline(_LINE_BYTES):
+        while (stop is None or file.tell() < stop) and (head := file.readline(_LINE_BYTES)):
             number += 1
-            where = f"{path.parent.name}/{path.name}, line {number}"
+            offset = file.tell() - len(head)
+            where = f"{path.parent.name}/{path.name}, line {number}{f' from byte {start} on' if start else ''}"
             if head.endswith(b"\n") or len(head) < _LINE_BYTES:
-                yield _record(head, where)
+                yield _record(head, where, offset)
                 continue
             begun = _begun(head)
             if begun is None:  # another program's long line, in an order of its own
-                yield _record(head + file.readline(), where)
+                yield _record(head + file.readline(), where, offset)
                 continue
             name, metadata, rest = begun
-            record = Record(name, metadata, _streamed(file, rest, where))
+            record = Record(name, metadata, _streamed(file, rest, where), offset)
             yield record
             for _ in record.pieces:  # what was left unread stands before the next line
                 pass
@@ -355,6 +374,17 @@ class _ShardFile:
         self._put(_END)
         self.documents += 1
 
+    def copy(self, file: BinaryIO, length: int, n_bytes: int, n_characters: int) -> None:
+        block = b""
+        while length and (block := file.read(min(length, _STREAM_BYTES))):
+            self.file_bytes += self.file.write(block)
+            length -= len(block)
+        if not block.endswith(b"\n"):  # the last line of another program
+            self.file_bytes += self.file.write(b"\n")
+        self.documents += 1
+        self.bytes += n_bytes
+        self.characters += n_characters
+
     def close(self) -> Shard:
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -395,7 +425,7 @@ def _info(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _record(line: bytes, where: str) -> Record:
+def _record(line: bytes, where: str, offset: int) -> Record:
     try:
         said = json.loads(line)
         text, name, metadata = said["text"], said["name"], said.get("metadata", {})
@@ -403,7 +433,7 @@ def _record(line: bytes, where: str) -> Record:
             raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _no_document(where) from None
-    return Record(name, metadata, iter((text,) if text else ()))
+    return Record(name, metadata, iter((text,) if text else ()), offset)
 
 
 def _no_document(where: str) -> RungError:

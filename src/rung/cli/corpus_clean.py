@@ -1,0 +1,102 @@
+"""``rung corpus clean``: take out of a corpus what is too short, repetitive, double, or held out elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rung.cli.flags import Parser, add_settings, given_settings, print_result, say, typed
+from rung.config import CleanConfig, Config, checked, override
+from rung.errors import RungError
+
+# How texts held out are read, by short name.
+_DATA = {
+    "encoding": "data.encoding",
+    "format": "data.format",
+    "text-column": "data.text_column",
+    "separator": "data.separator",
+}
+_SHOWN = 5  # overlaps on the terminal; the report has more
+
+
+def clean(arguments: Sequence[str]) -> int:
+    """Run ``rung corpus clean``."""
+    parser = Parser("corpus clean", "Take documents out of a corpus, and say which, how many, and why.")
+    parser.add_argument("corpus", metavar="CORPUS", help="a corpus folder")
+    parser.add_argument("--out", metavar="DIR", help="the corpus folder to make")
+    parser.add_argument("--report-only", action="store_true", help="write nothing: say what would go")
+    parser.add_argument("--overwrite", action="store_true", help="replace a corpus that is there")
+    add_engine(parser)
+    add_settings(parser, CleanConfig, short_names={})
+    add_settings(parser, short_names=_DATA, only=_DATA.values())
+    parsed = parser.parse_args(arguments)
+    if bool(parsed.out) == parsed.report_only:
+        problem = "--report-only writes nothing, and --out is given" if parsed.out else "missing: --out"
+        raise RungError(problem, "name the folder to make with --out, or ask for --report-only")
+    settings = checked(CleanConfig(**given_settings(parsed, CleanConfig)))
+    data = override(Config(), given_settings(parsed), "flag").data
+
+    from rung.run.cleaning import clean_corpus
+
+    cleaned = clean_corpus(
+        parsed.corpus,
+        parsed.out,
+        settings,
+        data=data,
+        engine_name=parsed.engine,
+        workers=workers_of(parsed),
+        overwrite=parsed.overwrite,
+        say=say,
+    )
+    text = "\n".join(_lines(cleaned.report))
+    if cleaned.corpus:
+        text += f"\n{cleaned.corpus.path}: {cleaned.corpus.documents:,} documents, {cleaned.corpus.bytes:,} bytes"
+    print_result({"corpus": parsed.out, **cleaned.report}, parsed.json, text)
+    return 0
+
+
+def add_engine(parser: Parser) -> None:
+    """Add the flags that say where work is done."""
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="local: this machine; ray: a Ray cluster, RAY_ADDRESS or one on this machine (extra ray)",
+    )
+    parser.add_argument("--workers", metavar="N", help="tasks at once; the result does not depend on it (default: all)")
+
+
+def workers_of(parsed: Any) -> int:
+    """Return how many workers are asked for, 0 for as many as there are cores."""
+    workers = typed("--workers", int, parsed.workers) if parsed.workers is not None else 0
+    if parsed.workers is not None and workers < 1:
+        raise RungError(f"--workers is {parsed.workers}", "ask for 1 at least, or leave it out for all cores")
+    return workers
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    """Return the report for people."""
+    rows = [("read", report["read"]), *report["filters"].items(), ("stay", report["stay"])]
+    lines = []
+    for name, said in rows:
+        lines.append(f"{name:<16}  {said['documents']:>11,} documents  {said['bytes']:>15,} bytes")
+        for example in said.get("examples", ()):
+            lines.append(f"    {_one_line(example['name'], 40)}: {example['why']}: {_one_line(example['text'], 60)}")
+    found = report.get("contamination")
+    if found:
+        lines.append(
+            f"held out: {found['found_in_training']:,} of {found['held_out']:,} texts share words in a row with "
+            f"{found['documents']:,} documents; {found['too_short']:,} more are too short to be looked for"
+        )
+        for one in found["listed"][:_SHOWN]:
+            what = f"{one['document']} has {one['words']:,} words of {one['held_out']}"
+            lines.append(f"    {_one_line(what, 80)}: {_one_line(one['text'], 60)}")
+        if found["overlaps"] > _SHOWN:
+            lines.append(f"    {found['overlaps'] - _SHOWN:,} more; --json lists {len(found['listed']):,}")
+    return lines
+
+
+def _one_line(text: str, most: int) -> str:
+    line = " ".join(text.split())
+    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
+    return line if len(line) <= most else line[: most - 4] + " ..."

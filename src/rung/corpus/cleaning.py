@@ -1,0 +1,503 @@
+"""A corpus cleaned: documents judged in parallel, duplicates and overlaps found, those that stay written in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rung.config import CleanConfig, DataConfig
+from rung.corpus.contamination import Index, Overlap, Overlaps, build_index
+from rung.corpus.documents import OnProgress, documents, even_pieces, utf8_length
+from rung.corpus.duplicates import Signature, TextKey, bands, chance_found, nearly_same_text, same_text
+from rung.corpus.filters import WINDOW_CHARS, Measures, check_languages, check_scripts
+from rung.corpus.folder import Corpus, CorpusWriter, is_corpus, read_lines
+from rung.corpus.sources import Source, fingerprint, resolve
+from rung.corpus.words import Words, words_of
+from rung.corpus.workers import Engine
+from rung.errors import RungError
+
+FILTERS = ("length", "letters", "scripts", "repetition", "languages", "duplicates", "near-duplicates", "contamination")
+"""What takes documents, in this order: the first that takes one counts it."""
+
+_BLOCK_BYTES = 4 << 20  # of a shard's file, judged as one task; what is judged is kept by block
+_EXAMPLES = 3  # of each filter
+_EXCERPT = 160  # characters
+_LISTED = 1000  # overlaps in the report; all are counted
+_COPY_BYTES = 1 << 20
+_STAYS = -1
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What a cleaning did: ``report`` as corpus.json keeps it; ``corpus`` is None where it was only a report.
+
+    ``resumed``: bytes of the corpus's files that had been judged before an interruption.
+    """
+
+    report: dict[str, Any]
+    corpus: Corpus | None
+    resumed: int = 0
+
+
+def clean(
+    source: str | Path,
+    out: str | Path | None,
+    settings: CleanConfig,
+    engine: Engine,
+    *,
+    data: DataConfig | None = None,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Cleaned:
+    """Write the documents of a corpus folder that stay into another one; without ``out``, only report.
+
+    Documents stay as they are, in their order. What is judged is kept beside ``out`` by block, so that the same call
+    goes on from there after an interruption; the result depends neither on that nor on the number of workers.
+
+    Args:
+        source: a corpus folder.
+        out: the folder to make.
+        settings: the filters' limits.
+        engine: where the work is done.
+        data: how the texts held out are read.
+        overwrite: replace a corpus that is there.
+        on_progress: told (bytes done, bytes in all) of the corpus's files, which are read twice.
+
+    Raises:
+        RungError: no corpus, nothing that stays, an unknown script or language, unreadable texts held out.
+    """
+    if not is_corpus(source):
+        hint = "`rung corpus files SOURCE... --out DIR` makes a corpus of any text"
+        raise RungError(f"{source} is not a corpus folder", hint)
+    check_scripts(settings.scripts)
+    if "languages" not in settings.skip:
+        check_languages(settings.languages)
+    corpus = Corpus.open(source)
+    held_out = [*_sources(settings.validation), *_sources(settings.evaluation)]
+    _check_apart(corpus, held_out)
+    cleaning = _Cleaning(corpus, settings, engine, held_out, data or DataConfig(), on_progress or _nothing)
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="rung-") as folder:
+            return Cleaned(cleaning.judge(Path(folder)).report, None)
+    if Path(out).resolve() == corpus.path.resolve():
+        raise RungError(f"{out} is the corpus itself", "name another folder with --out")
+    made_from = [_fingerprint(one) for one in (_as_source(corpus), *held_out)]
+    about = {"cleaned": corpus.kind, **dataclasses.asdict(settings)}
+    with CorpusWriter(out, "clean", sources=made_from, settings=about, overwrite=overwrite) as writer:
+        work = Path(out).parent / f".{Path(os.path.normpath(out)).name}.judged"
+        judgement = cleaning.judge(_kept(work, [made_from, about, data and dataclasses.asdict(data)]))
+        if not (judgement.taken_by == _STAYS).any():
+            writer.abandon()
+            shutil.rmtree(work, ignore_errors=True)
+            raise RungError(f"no document of {source} stays: {_taken(judgement.report)}", "loosen what took most")
+        cleaning.write(judgement, writer)
+        shutil.rmtree(work)
+        return Cleaned(judgement.report, writer.finish(judgement.report), judgement.resumed)
+
+
+# One block
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A part of a shard that begins and ends with a line, and how to judge it."""
+
+    path: str
+    start: int
+    stop: int
+    settings: CleanConfig
+    index: str  # the folder of the index of texts held out; empty for none
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What was found of the documents of a block. ``taken_by``: the number of a filter, or -1."""
+
+    offsets: np.ndarray  # int64 [n]: where each line begins in the file; then where the last ends: [n + 1]
+    bytes: np.ndarray  # int64 [n], of text
+    characters: np.ndarray  # int64 [n]
+    taken_by: np.ndarray  # int8 [n]
+    keys: np.ndarray  # uint64 [n, 2]
+    signatures: np.ndarray  # uint32 [n, permutations], or [n, 0]
+    why: list[tuple[int, str]]  # of the first documents that each filter took: (document, reason)
+    overlaps: list[tuple[int, Overlap]]
+
+    def save(self, path: Path) -> None:
+        words = json.dumps([self.why, [(n, dataclasses.astuple(one)) for n, one in self.overlaps]])
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.savez(file, words=np.frombuffer(words.encode(), np.uint8), **arrays)
+        partial.rename(path)
+
+    @classmethod
+    def load(cls, path: Path) -> _Judged:
+        """Read what was saved, but for the signatures, which are by far the most of it."""
+        with np.load(path) as file:
+            why, overlaps = json.loads(file["words"].tobytes())
+            arrays = {name: file[name] for name in _ARRAYS if name != "signatures"}
+        no_signatures = np.empty((len(arrays["bytes"]), 0), np.uint32)
+        found = [(n, Overlap(*said)) for n, said in overlaps]
+        return cls(**arrays, signatures=no_signatures, why=[(n, text) for n, text in why], overlaps=found)
+
+
+_ARRAYS = ("offsets", "bytes", "characters", "taken_by", "keys", "signatures")
+
+
+def _judge(block: _Block) -> _Judged:
+    """Judge the documents of a block; runs in a worker."""
+    settings = block.settings
+    index = _index(block.index) if block.index else None
+    found: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
+    why: list[tuple[int, str]] = []
+    overlaps: list[tuple[int, Overlap]] = []
+    examples: Counter[int] = Counter()
+    for number, record in enumerate(read_lines(Path(block.path), block.start, block.stop)):
+        seen = _Seen(settings, index)
+        for piece in even_pieces(record.pieces, WINDOW_CHARS):
+            seen.add(piece)
+        verdict = seen.measures.verdict()
+        taken_by = FILTERS.index(verdict[0]) if verdict else _STAYS
+        if verdict:
+            examples[taken_by] += 1
+            if examples[taken_by] <= _EXAMPLES:
+                why.append((number, verdict[1]))
+        elif seen.overlaps:
+            overlaps += [(number, one) for one in seen.overlaps.value()]
+        found["offsets"].append(record.offset)
+        found["bytes"].append(seen.bytes)
+        found["characters"].append(seen.characters)
+        found["taken_by"].append(taken_by)
+        found["keys"].append(seen.key.value())
+        found["signatures"].append(seen.signature.value() if seen.signature else ())
+    found["offsets"].append(block.stop)
+    dtypes = {"offsets": "i8", "bytes": "i8", "characters": "i8", "taken_by": "i1", "keys": "u8", "signatures": "u4"}
+    arrays = {name: np.array(values, dtypes[name]) for name, values in found.items()}
+    n = len(arrays["bytes"])
+    arrays |= {name: arrays[name].reshape(n, width) for name, width in (("keys", 2), ("signatures", -1 if n else 0))}
+    return _Judged(**arrays, why=why, overlaps=overlaps)
+
+
+class _Seen:
+    """All that is computed of one document, as its pieces come."""
+
+    def __init__(self, settings: CleanConfig, index: Index | None):
+        self.bytes = self.characters = 0
+        self.measures = Measures(settings)
+        self.key = TextKey()
+        wanted = "near-duplicates" not in settings.skip
+        self.signature = Signature(settings.permutations, settings.shingle_words) if wanted else None
+        self.overlaps = Overlaps(index) if index else None
+        # Sequences go on over the border of two pieces: so many words are carried over, with their text.
+        self._carry = max(settings.shingle_words, index.longest if index else 0) - 1
+        self._tail, self._tail_words = "", words_of("")
+
+    def add(self, piece: str) -> None:
+        self.bytes += utf8_length(piece)
+        self.characters += len(piece)
+        self.key.add(piece)
+        words = words_of(piece)
+        self.measures.add(piece, words)
+        before = self._tail_words
+        text = self._tail + piece
+        joined = Words(
+            np.concatenate([before.hashes, words.hashes]),
+            np.concatenate([before.starts, words.starts + len(self._tail)]),
+            np.concatenate([before.ends, words.ends + len(self._tail)]),
+            before.unspaced + words.unspaced,
+        )
+        if self.signature:
+            self.signature.add(joined.hashes)
+        if self.overlaps:
+            self.overlaps.add(text, joined, len(before))
+        first = max(len(joined) - self._carry, 0)
+        at = int(joined.starts[first]) if self._carry and len(joined) else len(text)
+        self._tail = text[at:]
+        kept = slice(first, None) if self._carry else slice(0, 0)
+        self._tail_words = Words(joined.hashes[kept], joined.starts[kept] - at, joined.ends[kept] - at, 0)
+
+
+@lru_cache(maxsize=1)
+def _index(folder: str) -> Index:
+    return Index(Path(folder))
+
+
+# The whole
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """What becomes of every document, by its number in the corpus."""
+
+    taken_by: np.ndarray  # int8 [N]
+    blocks: Sequence[_Block]
+    judged: Sequence[_Judged]  # by block, without signatures
+    report: dict[str, Any]
+    resumed: int  # bytes judged before
+
+
+@dataclass(frozen=True)
+class _Cleaning:
+    corpus: Corpus
+    settings: CleanConfig
+    engine: Engine
+    held_out: Sequence[Source]
+    data: DataConfig
+    on_progress: OnProgress
+
+    def judge(self, work: Path) -> _Judgement:
+        """Judge all documents; what is found is kept by block in the folder ``work``."""
+        index = None
+        if self.held_out:
+            index = build_index(documents(self.held_out, self.data), work / "held-out", self.settings)
+        blocks = list(self._blocks(str((work / "held-out").resolve()) if index else ""))
+        resumed = self._judge_blocks(blocks, work)
+        paths = [work / _block_name(number) for number in range(len(blocks))]
+        judged = [_Judged.load(path) for path in paths]
+        taken_by = np.concatenate([np.empty(0, np.int8), *(one.taken_by for one in judged)])
+        found = _Documents(blocks, judged)
+        why = found.why()
+        why |= _take_duplicates(taken_by, found, paths, self.settings, work)
+        overlaps = [(number, one) for number, one in found.overlaps() if taken_by[number] == _STAYS]
+        if self.settings.remove_contaminated and "contamination" not in self.settings.skip:
+            taken_by[[number for number, _ in overlaps]] = FILTERS.index("contamination")
+        report = _report(self.settings, taken_by, found, why)
+        if index:
+            report["contamination"] = _contamination(index, overlaps, found)
+        return _Judgement(taken_by, blocks, judged, report, resumed)
+
+    def write(self, judgement: _Judgement, writer: CorpusWriter) -> None:
+        """Copy the lines of the documents that stay."""
+        done, number = self._file_bytes, 0
+        resume = writer.state["next"] if writer.state else 0
+        for block, judged in zip(judgement.blocks, judgement.judged, strict=True):
+            with Path(block.path).open("rb") as file:
+                for k in range(len(judged.bytes)):
+                    number += 1
+                    if number <= resume or judgement.taken_by[number - 1] != _STAYS:
+                        continue
+                    start, stop = judged.offsets[k : k + 2].tolist()
+                    file.seek(start)
+                    writer.copy(file, stop - start, int(judged.bytes[k]), int(judged.characters[k]))
+                    writer.mark(lambda: {"next": number})  # noqa: B023 - called at once
+            done += block.stop - block.start
+            self.on_progress(done, 2 * self._file_bytes)
+
+    @property
+    def _file_bytes(self) -> int:
+        return sum(shard.file_bytes for shard in self.corpus.shards)
+
+    def _blocks(self, index: str) -> Iterator[_Block]:
+        for shard in self.corpus.shards:
+            path = self.corpus.path / shard.name
+            start = 0
+            while start < shard.file_bytes:
+                stop = _end_of_line(path, min(start + _BLOCK_BYTES, shard.file_bytes))
+                yield _Block(str(path.resolve()), start, stop, self.settings, index)
+                start = stop
+
+    def _judge_blocks(self, blocks: Sequence[_Block], work: Path) -> int:
+        """Judge what is not yet judged; return the bytes that were."""
+        missing = [number for number in range(len(blocks)) if not (work / _block_name(number)).exists()]
+        done = resumed = self._file_bytes - sum(blocks[number].stop - blocks[number].start for number in missing)
+        self.on_progress(done, 2 * self._file_bytes)
+        results = self.engine.map(_judge, (blocks[number] for number in missing))
+        for number, judged in zip(missing, results, strict=True):
+            judged.save(work / _block_name(number))
+            done += blocks[number].stop - blocks[number].start
+            self.on_progress(done, 2 * self._file_bytes)
+        return resumed
+
+
+class _Documents:
+    """The documents of a corpus by number, for those that are named in a report."""
+
+    def __init__(self, blocks: Sequence[_Block], judged: Sequence[_Judged]):
+        self._blocks, self._judged = blocks, judged
+        self._first = np.cumsum([0, *(len(one.bytes) for one in judged)])  # number of each block's first document
+        self.bytes = np.concatenate([np.empty(0, np.int64), *(one.bytes for one in judged)])
+        self.characters = np.concatenate([np.empty(0, np.int64), *(one.characters for one in judged)])
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def keys(self) -> np.ndarray:
+        return np.concatenate([np.empty((0, 2), np.uint64), *(one.keys for one in self._judged)])
+
+    def why(self) -> dict[int, str]:
+        return {
+            int(first) + n: text
+            for first, one in zip(self._first[:-1], self._judged, strict=True)
+            for n, text in one.why
+        }
+
+    def overlaps(self) -> Iterator[tuple[int, Overlap]]:
+        for first, one in zip(self._first[:-1], self._judged, strict=True):
+            for n, overlap in one.overlaps:
+                yield int(first) + n, overlap
+
+    def shown(self, number: int) -> tuple[str, str]:
+        """Return the name and the beginning of a document."""
+        block = int(np.searchsorted(self._first, number, side="right")) - 1
+        offset = int(self._judged[block].offsets[number - self._first[block]])
+        record = next(read_lines(Path(self._blocks[block].path), offset))
+        text = ""
+        for piece in record.pieces:
+            text += piece[: _EXCERPT + 1]
+            if len(text) > _EXCERPT:
+                return record.name, text[:_EXCERPT] + " ..."
+        return record.name, text
+
+
+def _take_duplicates(
+    taken_by: np.ndarray, found: _Documents, paths: Sequence[Path], settings: CleanConfig, work: Path
+) -> dict[int, str]:
+    """Mark duplicates in ``taken_by``; return why, of the first that go."""
+    why: dict[int, str] = {}
+    if "duplicates" not in settings.skip:
+        left = np.flatnonzero(taken_by == _STAYS)
+        twins = same_text(found.keys()[left])
+        again = np.flatnonzero(twins >= 0)
+        taken_by[left[again]] = FILTERS.index("duplicates")
+        for k in again[:_EXAMPLES].tolist():
+            why[int(left[k])] = f"the text of {found.shown(int(left[twins[k]]))[0]}"
+    if "near-duplicates" not in settings.skip:
+        left = np.flatnonzero(taken_by == _STAYS)
+        twins, similarity = nearly_same_text(_signatures(paths, left, settings, work), settings.similarity)
+        again = np.flatnonzero(twins >= 0)
+        taken_by[left[again]] = FILTERS.index("near-duplicates")
+        for k in again[:_EXAMPLES].tolist():
+            why[int(left[k])] = f"about {similarity[k]:.0%} of {found.shown(int(left[twins[k]]))[0]}"
+    return why
+
+
+def _signatures(paths: Sequence[Path], left: np.ndarray, settings: CleanConfig, work: Path) -> np.ndarray:
+    """Return the signatures of the documents that are left, on disk: uint32 [len(left), permutations]."""
+    if not left.size:
+        return np.empty((0, settings.permutations), np.uint32)
+    together = np.memmap(work / "signatures", np.uint32, "w+", shape=(len(left), settings.permutations))
+    first = row = 0
+    for path in paths:
+        with np.load(path) as file:
+            part = file["signatures"]
+        here = left[row : np.searchsorted(left, first + len(part))] - first
+        together[row : row + len(here)] = part[here]
+        first, row = first + len(part), row + len(here)
+    return together
+
+
+# The report
+
+
+def _report(settings: CleanConfig, taken_by: np.ndarray, found: _Documents, why: dict[int, str]) -> dict[str, Any]:
+    def counted(which: np.ndarray) -> dict[str, int]:
+        return {"documents": int(which.sum()), "bytes": int(found.bytes[which].sum())}
+
+    filters: dict[str, Any] = {}
+    for number, name in enumerate(FILTERS):
+        taken = taken_by == number
+        examples = np.flatnonzero(taken)[:_EXAMPLES].tolist()
+        filters[name] = counted(taken) | {"examples": [_example(n, found, why) for n in examples]}
+    report = {"read": counted(np.ones(len(taken_by), bool)), "stay": counted(taken_by == _STAYS), "filters": filters}
+    if "near-duplicates" not in settings.skip:
+        n_bands, rows = bands(settings.permutations, settings.similarity)
+        chances = {
+            f"{similarity:.2f}": round(chance_found(similarity, settings.permutations, settings.similarity), 4)
+            for similarity in (settings.similarity, (1 + settings.similarity) / 2)
+        }
+        report["near_duplicates"] = {"bands": n_bands, "rows": rows, "chance_found": chances}
+    return report
+
+
+def _example(number: int, found: _Documents, why: dict[int, str]) -> dict[str, str]:
+    name, text = found.shown(number)
+    return {"name": name, "why": why.get(number, ""), "text": text}
+
+
+def _contamination(index: Index, overlaps: Sequence[tuple[int, Overlap]], found: _Documents) -> dict[str, Any]:
+    listed = [
+        {
+            "document": found.shown(number)[0],
+            "held_out": index.names[one.held_out],
+            "places": one.places,
+            "words": one.words,
+            "text": one.text,
+        }
+        for number, one in overlaps[:_LISTED]
+    ]
+    return {
+        "held_out": len(index.names),
+        "too_short": len(index.too_short),
+        "too_short_examples": index.too_short[:_EXAMPLES],
+        "found_in_training": len({one.held_out for _, one in overlaps}),
+        "documents": len({number for number, _ in overlaps}),
+        "overlaps": len(overlaps),
+        "listed": listed,
+    }
+
+
+# Helpers
+
+
+def _nothing(done: int, total: int) -> None:
+    pass
+
+
+def _block_name(number: int) -> str:
+    return f"block-{number:06d}.npz"
+
+
+def _taken(report: dict[str, Any]) -> str:
+    taken = {name: said["documents"] for name, said in report["filters"].items() if said["documents"]}
+    return ", ".join(f"{name} took {count:,}" for name, count in taken.items()) or "it has none"
+
+
+def _sources(names: Sequence[str]) -> list[Source]:
+    return resolve(names) if names else []
+
+
+def _as_source(corpus: Corpus) -> Source:
+    return resolve([corpus.path])[0]
+
+
+def _fingerprint(source: Source) -> dict[str, Any]:
+    said = fingerprint(source)
+    return {"name": said["name"], "size": said["bytes"], "sha256": said["sha256"], "sampled": said["sampled"]}
+
+
+def _check_apart(corpus: Corpus, held_out: Sequence[Source]) -> None:
+    for source in held_out:
+        if source.path.resolve() == corpus.path.resolve():
+            raise RungError(f"{source.name} is both training text and held out", "hold it against another corpus")
+
+
+def _kept(work: Path, made_from: Any) -> Path:
+    """Return the folder, with what it holds of the same work, and of no other."""
+    identity = hashlib.sha256(json.dumps([_BLOCK_BYTES, made_from]).encode()).hexdigest()
+    file = work / "identity"
+    if not file.exists() or file.read_text() != identity:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        file.write_text(identity)
+    return work
+
+
+def _end_of_line(path: Path, offset: int) -> int:
+    """Return where the line ends that the byte before ``offset`` is in."""
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        while (part := file.readline(_COPY_BYTES)) and not part.endswith(b"\n"):
+            pass
+        return file.tell()
