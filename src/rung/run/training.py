@@ -56,7 +56,7 @@ from rung.train.norms import copy_of, make_norms
 from rung.train.optimizer import make_optimizer
 from rung.train.schedule import rate_factor
 from rung.train.spikes import Spikes
-from rung.train.step import initial_state, make_step, place, row_keys
+from rung.train.step import abstract_state, initial_state, make_step, place, row_keys
 
 _TRAIN_LOSS_STEPS = 100  # the train loss of a result is the mean over so many last steps
 
@@ -306,7 +306,7 @@ class Training:
         Raises:
             RungError: checkpoints are gone, or are not of this run.
         """
-        path, state = self.run.path, self.initial_state()
+        path = self.run.path
         changes: list[str] = []
 
         def see(identity: dict[str, Any], progress: Progress) -> None:
@@ -314,7 +314,8 @@ class Training:
                 changes[:] = check(identity, progress)
 
         try:
-            restored = checkpoints.restore(state, see)
+            # Its shapes alone: beside what is restored there may be no room for another state.
+            restored = checkpoints.restore(abstract_state(self.model, self.optimizer, self.mesh), see)
         except NoCheckpoint:
             if (path / LINEAGE).exists():
                 raise RungError(
@@ -323,7 +324,7 @@ class Training:
                 ) from None
             if check is not None:
                 self.say(f"{path} has no checkpoint yet: from the start")
-            progress = Progress()
+            state, progress = self.initial_state(), Progress()
         else:
             state, progress = restored.state, restored.progress
             for problem in restored.problems:

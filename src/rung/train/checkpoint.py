@@ -204,7 +204,7 @@ class Checkpoints:
         One that is damaged is put aside, into ``damaged/`` in the run folder, and the one before it is taken.
 
         Args:
-            like: a state of the same structure, shapes and placement.
+            like: a state of the same structure, shapes and placement, or an ``abstract_state`` of ``rung.train.step``.
             check: called with the identity that was saved, and the progress; raises where it is not this run's.
 
         Raises:

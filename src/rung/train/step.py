@@ -41,17 +41,13 @@ class Model(Protocol):
 
 def initial_state(model: Model, optimizer: Optimizer, seed: int, mesh: jax.sharding.Mesh) -> State:
     """Return the state before the first step, its arrays on the devices of ``mesh``."""
+    return jax.jit(_initial(model, optimizer, seed), out_shardings=replicated(mesh))()
 
-    def make() -> State:
-        weights = initial_weights(model, seed)
-        return {
-            "weights": weights,
-            "optimizer": optimizer.init(weights),
-            "step": jnp.int32(0),
-            "skipped_in_a_row": jnp.int32(0),
-        }
 
-    return jax.jit(make, out_shardings=replicated(mesh))()
+def abstract_state(model: Model, optimizer: Optimizer, mesh: jax.sharding.Mesh) -> State:
+    """Return shapes, dtypes and shardings of the state; no array is made, and nothing compiled."""
+    shapes = jax.eval_shape(_initial(model, optimizer, 0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), shapes)
 
 
 def initial_weights(model: Model, seed: int) -> Tree:
@@ -141,6 +137,19 @@ def accumulate(model: Model, weights: Tree, batch: Batch, keys_B: jax.Array, n_m
     zero = ((jnp.float32(0), jnp.int32(0)), jax.tree.map(jnp.zeros_like, weights))
     parts = jax.tree.map(lambda x: _strided(x, n_micro), (batch, keys_B))
     return jax.lax.scan(add, zero, parts)[0]
+
+
+def _initial(model: Model, optimizer: Optimizer, seed: int) -> Callable[[], State]:
+    def make() -> State:
+        weights = initial_weights(model, seed)
+        return {
+            "weights": weights,
+            "optimizer": optimizer.init(weights),
+            "step": jnp.int32(0),
+            "skipped_in_a_row": jnp.int32(0),
+        }
+
+    return make
 
 
 def _strided(x_B: jax.Array, n_micro: int) -> jax.Array:
