@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
 _MOST_BYTES = 128 << 20  # of one page: it is parsed whole, at about ten times its size
+_GITHUBS = ("table", "autolink", "strikethrough", "tasklist")  # extensions of Markdown
 _DECLARATION_BYTES = 1024  # the HTML standard's limit for where the encoding is declared
 
 
@@ -47,8 +48,7 @@ def markdown(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Reco
     Raises:
         RungError: as ``html``.
     """
-    import cmarkgfm
-    from cmarkgfm.cmark import Options
+    from cmarkgfm.cmark import Options, markdown_to_html_with_extensions
 
     source = whole_page(file, encoding)
     metadata = {}
@@ -59,7 +59,8 @@ def markdown(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Reco
     source = _without_nul(source, left_out)
     # Raw HTML passes, for the reader of HTML to see.
     options = Options.CMARK_OPT_UNSAFE | Options.CMARK_OPT_FOOTNOTES
-    text, _ = page_text(cmarkgfm.github_flavored_markdown_to_html(source, options), left_out)
+    page = markdown_to_html_with_extensions(source, options, extensions=_GITHUBS)
+    text, _ = page_text(page, left_out)
     yield Record(file.name, metadata, iter((text,) if text else ()))
 
 
@@ -131,7 +132,7 @@ class _Writer:
                 self._write(node.text_content or "")
             elif tag in _LEFT_OUT:
                 self._left_out[tag] += 1
-            elif tag != "head" and not tag.startswith(("-", "!")):
+            elif tag != "title" and not tag.startswith(("-", "!")):
                 self._begin(tag, node)
                 within = node.child
                 if within is None:

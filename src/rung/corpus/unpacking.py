@@ -7,6 +7,7 @@ import errno
 import io
 import lzma
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -35,6 +36,7 @@ _COMPRESSED = (
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # after the fourth byte: the first block, or the end
 _SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".bz", ".zstd")
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+_EPUB = re.compile(rb".{30}mimetype.{0,60}application/epub\+zip", re.DOTALL)  # its first member says it
 _TAR_MAGIC = (257, b"ustar")
 _TAR_BLOCK = 512
 _OFFICE = {"word/": "Word", "xl/": "Excel", "ppt/": "PowerPoint"}
@@ -147,6 +149,7 @@ class _Stream(io.RawIOBase):
                 view[filled : filled + len(data)] = data
                 filled += len(data)
         except _damages() as error:
+            self._at += filled
             raise self._damaged(error) from None
         self._at += filled
         if self._span and self._length:
@@ -174,7 +177,7 @@ class _Stream(io.RawIOBase):
             return RungError(f"{self._name} takes a window of over 128 MiB to decompress", hint)
         cut = isinstance(error, EOFError) or "unexpected end" in str(error)
         how = "ends too soon" if cut else f"is damaged ({_first_line(error)})"
-        problem = f"{self._name}: the {self._kind} data {how}, {self._at:,} bytes of text in"
+        problem = f"{self._name}: the {self._kind} data {how}, after {self._at:,} bytes of text"
         return RungError(problem, "get the file again: it was cut short or changed on its way")
 
 
@@ -208,7 +211,7 @@ def _unpacked(
     head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
     suffix = PurePosixPath(path).suffix.lower()
     is_zip = head.startswith(_ZIP)
-    is_epub = is_zip and (suffix == ".epub" or b"mimetypeapplication/epub+zip" in head[:128])
+    is_epub = is_zip and (suffix == ".epub" or _EPUB.match(head) is not None)
     is_tar = head[_TAR_MAGIC[0] :].startswith(_TAR_MAGIC[1]) or (suffix == ".tar" and len(head) >= _TAR_BLOCK)
     if is_epub or not (is_zip or is_tar):
         yield File(name, ".epub" if is_epub else suffix, stream, seekable, is_zip)
