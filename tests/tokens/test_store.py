@@ -249,7 +249,7 @@ def test_a_store_is_replaced_only_when_asked_and_only_when_the_new_one_is_whole(
     with pytest.raises(RungError, match="exists") as caught:
         build_store([novels[0]], tokenizer, out, DataConfig())
     assert "--overwrite" in caught.value.hint
-    monkeypatch.setattr(store_module, "_write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(store_module, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         build_store([novels[0]], tokenizer, out, DataConfig(), overwrite=True)
     assert len(TokenStore.open(out).split("train").document_starts) > 10

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rung.errors import RungError
+
+RESIDENT_BYTES = 1 << 26  # of mapped files, that the memory of the process seems to grow by before it is let go
+_FAULT_BYTES = 1 << 16  # that Linux maps around one byte that is read
 
 
 class Tokens:
@@ -42,6 +47,7 @@ class Tokens:
         self._shards = list(shards)
         self._bounds = np.cumsum([0, *map(len, shards)], dtype=np.int64)  # where each shard begins, and the end
         self._vocab_size, self._origins = vocab_size, origins
+        self._touched = 0  # bytes
         self.n_tokens = int(self._bounds[-1])
         self.document_starts = document_starts
         self.n_documents = n_documents if ends_tell else len(document_starts)
@@ -72,7 +78,9 @@ class Tokens:
             low = max(start - self._bounds[k], 0)
             parts.append(self._shards[k][low : stop - self._bounds[k]])
             self._check(parts[-1][None], np.array([low]), k)
-        return np.concatenate(parts, dtype=np.int32, casting="unsafe") if parts else np.empty(0, np.int32)
+        found = np.concatenate(parts, dtype=np.int32, casting="unsafe") if parts else np.empty(0, np.int32)
+        self._let_go(sum(max(part.nbytes, _FAULT_BYTES) for part in parts))
+        return found
 
     def gather(self, starts_B: np.ndarray, length: int) -> np.ndarray:
         """Return the rows that begin at ``starts_B`` (int64 [B]): int32 [B, length].
@@ -96,7 +104,21 @@ class Tokens:
             low, high = max(start, 0), min(start + length, self.n_tokens)
             if low < high:
                 rows_BL[row, low - start : high - start] = self.read(low, high)
+        self._let_go(len(starts_B) * max(length * rows_BL.itemsize, _FAULT_BYTES))
         return rows_BL
+
+    def _let_go(self, n_bytes: int) -> None:
+        """Count what was read, and now and then take the files out of the process's memory again.
+
+        The pages stay in the system's cache. Without it a run would seem to take as much memory as its files have.
+        """
+        self._touched += n_bytes
+        if self._touched > RESIDENT_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            self._touched = 0
+            for shard in self._shards:
+                if isinstance(mapped := getattr(shard, "_mmap", None), mmap.mmap):
+                    with contextlib.suppress(OSError, ValueError):
+                        mapped.madvise(mmap.MADV_DONTNEED)
 
     def _check(self, found_NL: np.ndarray, starts_N: np.ndarray, shard: int) -> None:
         """Refuse ids outside the vocabulary; on the file's own type, for a cast to int32 may hide them."""
