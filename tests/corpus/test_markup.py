@@ -165,7 +165,8 @@ def test_markdown_is_text_without_its_marks(tmp_path):
     ((_, text, _),) = read(put(tmp_path / "a.md", MARKDOWN), left_out)
     assert text == (
         "Title\n\nA first paragraph with bold, code < 1, a link, an and http://auto.example. "
-        "2 * 3 * 4 and snake_case_name.\n\nSecond\n\n- item\n- item two\n  - nested\n\n1. one\n2. two\n\nquoted text\n\n"
+        "2 * 3 * 4 and snake_case_name.\n\nSecond\n\n- item\n- item two\n  - nested\n\n1. one\n2. two\n\n"
+        "quoted text\n\n"
         "def f(x):\n    return x  # *not* emphasis\n\n\nindented code\n\n\na\tb\n1\t2\n\n"
         "A line\nbroken, and an entity © and *no emphasis*.\n\nraw html\n\n雪国\n"
     )
@@ -193,10 +194,12 @@ def test_front_matter_is_metadata_and_footnotes_stay(tmp_path):
 
 # EPUB
 
-CONTAINER = '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile full-path="OPS/book.opf"/></rootfiles></container>'
+CONTAINER = """<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container">
+<rootfiles><rootfile full-path="OPS/book.opf"/></rootfiles></container>"""
 PACKAGE = """<?xml version="1.0"?>
 <package xmlns="http://www.idpf.org/2007/opf" xmlns:dc="http://purl.org/dc/elements/1.1/">
-<metadata><dc:title>雪国</dc:title><dc:creator>A</dc:creator><dc:creator>B</dc:creator><dc:language>ja</dc:language></metadata>
+<metadata><dc:title>雪国</dc:title><dc:creator>A</dc:creator><dc:creator>B</dc:creator>
+<dc:language>ja</dc:language></metadata>
 <manifest>
 <item id="two" href="text/two%202.xhtml" media-type="application/xhtml+xml"/>
 <item id="one" href="text/one.xhtml" media-type="application/xhtml+xml"/>
@@ -205,11 +208,14 @@ PACKAGE = """<?xml version="1.0"?>
 </manifest>
 <spine><itemref idref="toc"/><itemref idref="one"/><itemref idref="two"/><itemref idref="pic"/></spine>
 </package>"""
-ONE = '<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml"><head><title/><script src="x"/></head><body><a id="p1"/><h1>一</h1><p>本文<br/>です。<![CDATA[a < b]]></p></body></html>'
+ONE = (
+    '<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml"><head><title/><script src="x"/></head>'
+    '<body><a id="p1"/><h1>一</h1><p>本文<br/>です。<![CDATA[a < b]]></p></body></html>'
+)
 TWO = "<html><body><p>The end.</p></body></html>"
 
 
-def book(path, **changes):
+def book(path, changes=()):
     members = {
         "mimetype": "application/epub+zip",
         "META-INF/container.xml": CONTAINER,
@@ -218,7 +224,7 @@ def book(path, **changes):
         "OPS/text/two 2.xhtml": TWO,
         "OPS/nav.xhtml": "<html><body>Contents</body></html>",
         "OPS/cover.jpg": b"\xff\xd8",
-    } | {name.replace("__", "/").replace("_DOT_", "."): data for name, data in changes.items()}
+    } | dict(changes)
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in members.items():
             if data is not None:
@@ -248,15 +254,15 @@ def test_a_book_is_told_by_its_content_and_read_within_archives(tmp_path):
 def test_what_is_wrong_with_a_book_is_said(tmp_path):
     path = tmp_path / "a.epub"
     assert "a.epub is not an EPUB" in failed(put(path, "just text")).problem
-    assert "it has no META-INF/container.xml" in failed(book(path, **{"META-INF__container_DOT_xml": None})).problem
-    assert "it has no OPS/text/one.xhtml" in failed(book(path, **{"OPS__text__one_DOT_xhtml": None})).problem
-    assert "OPS/book.opf: unclosed token" in failed(book(path, **{"OPS__book_DOT_opf": "<package><"})).problem
-    undecodable = failed(book(path, **{"OPS__text__one_DOT_xhtml": b"<p>\x83\x65</p>"}))
+    assert "it has no META-INF/container.xml" in failed(book(path, {"META-INF/container.xml": None})).problem
+    assert "it has no OPS/text/one.xhtml" in failed(book(path, {"OPS/text/one.xhtml": None})).problem
+    assert "OPS/book.opf: unclosed token" in failed(book(path, {"OPS/book.opf": "<package><"})).problem
+    undecodable = failed(book(path, {"OPS/text/one.xhtml": b"<p>\x83\x65</p>"}))
     assert undecodable.problem == "a.epub/OPS/text/one.xhtml: byte 0x83 at offset 3 is not utf-8"
     locked = '<encryption><EncryptedData><CipherReference URI="OPS/text/one.xhtml"/></EncryptedData></encryption>'
-    assert "encrypted (DRM)" in failed(book(path, **{"META-INF__encryption_DOT_xml": locked})).problem
+    assert "encrypted (DRM)" in failed(book(path, {"META-INF/encryption.xml": locked})).problem
     fonts = '<encryption><EncryptedData><CipherReference URI="OPS/font.otf"/></EncryptedData></encryption>'
-    assert read(book(path, **{"META-INF__encryption_DOT_xml": fonts}))[0][1] == TEXT_OF_BOOK
+    assert read(book(path, {"META-INF/encryption.xml": fonts}))[0][1] == TEXT_OF_BOOK
     whole = book(path).read_bytes()
     for cut in (len(whole) // 2, len(whole) - 5):
         assert "not a sound EPUB" in failed(put(path, whole[:cut])).problem

@@ -84,12 +84,9 @@ class HubDataset:
         Raises:
             RungError: a row without text in the column; the network went away; a damaged file.
         """
-        if not first:
-            rows = self._rows
-        elif self._streaming:
-            rows = self._rows.skip(first)
-        else:
-            rows = self._rows.select(range(min(first, len(self._rows)), len(self._rows)))
+        if not self._streaming and first >= len(self._rows):  # which the library would not skip
+            return
+        rows = self._rows.skip(first) if first else self._rows
         number = first
         iterator = iter(rows)
         while True:
