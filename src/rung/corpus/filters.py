@@ -141,11 +141,15 @@ def _repetition(seen: Measures, settings: CleanConfig) -> str | None:
         return f"{lines:.0%} of its lines stand in it before"
     if chars > settings.repetition * _LINE_CHARS:
         return f"{chars:.0%} of its text is in lines that stand in it before"
-    for limits, what in ((_MOST_FREQUENT, "is one sequence of {} words"), (_REPEATED, "is in repeated {} words")):
+    unit, scale = ("characters", _CHARACTERS_A_WORD) if 2 * seen.unspaced > seen.words else ("words", 1)
+    for limits, what in (
+        (_MOST_FREQUENT, "is one sequence of {} {}"),
+        (_REPEATED, "is in sequences of {} {} that stand in it before"),
+    ):
         for n, limit in limits.items():
             share = seen._covered[n] / max(seen._word_chars, 1)
             if share > settings.repetition * limit:
-                return f"{share:.0%} of its text {what.format(n)}"
+                return f"{share:.0%} of its text {what.format(n * scale, unit)}"
     return None
 
 
