@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": "overlay the curves of runs, and show how their settings differ",
     "evaluate": "held-out loss, perplexity and bits per byte of a run",
     "check": "run the step again that made a run diverge, and find where it went wrong",
+    "corpus": "make a corpus of text from where it is published, cleaned",
     "tokenizer": "train, use and look at tokenizers",
     "tokens": "tokenize text once, to train on it many times",
     "config": "show a preset, with overrides, and its parameter count",
