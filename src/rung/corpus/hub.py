@@ -139,10 +139,12 @@ def _library() -> Any:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         import datasets
+        import huggingface_hub
     except ImportError:
         raise RungError("the library datasets is not installed", "pip install 'rung[hub]'") from None
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors come back as exceptions
+    huggingface_hub.logging.set_verbosity_error()  # not a line for each try
     return datasets
 
 
@@ -187,7 +189,7 @@ def _told(error: Exception, asked: _Asked) -> RungError:
     if isinstance(error, datasets.exceptions.DatasetNotFoundError):
         return _not_found(str(error), asked)
     if _is_network(error):
-        return _no_network(name, error)
+        return _no_network(name)
     if isinstance(error, datasets.data_files.EmptyDatasetError | datasets.exceptions.DataFilesNotFoundError):
         return RungError(f"{name} has no data files", "look at what is in it: JSON lines, Parquet, CSV or text files")
     if "scripts are no longer supported" in str(error):
@@ -263,14 +265,14 @@ def _is_servers(error: Any) -> bool:
     return response is not None and response.status_code >= 500
 
 
-def _no_network(name: str, error: Exception) -> RungError:
+def _no_network(name: str) -> RungError:
     import datasets
 
     if datasets.config.HF_HUB_OFFLINE:
         problem = f"{name} is not in the cache, and HF_HUB_OFFLINE forbids the network"
         return RungError(problem, "unset HF_HUB_OFFLINE, or name a folder that holds the data set")
     hint = "look at the network and its proxy; or name a folder that holds the data set"
-    return RungError(f"the Hub does not answer, and {name} is not in the cache ({_root(error)})", hint)
+    return RungError(f"the Hub does not answer, and {name} is not in the cache", hint)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
