@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -156,8 +157,8 @@ class Checkpoints:
         self, path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any], sync: Callable[[], None]
     ) -> None:
         self._folder.mkdir(exist_ok=True)  # but not its parent: a run folder that is gone is not made anew
+        self._remove_unfinished()  # of a save that failed while the folder was out of reach
         temporary = path.with_name(path.name + ".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         save_file(arrays, temporary / STATE)
         arrays.clear()  # the disk has them: their memory is free for the next save
@@ -183,7 +184,7 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """Delete what saves that did not become whole have left."""
-        if self._folder.is_dir():
+        with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 if path.suffix in (".tmp", ".old"):
                     shutil.rmtree(path, ignore_errors=True)
