@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rung.config import DataConfig
-from rung.corpus.documents import documents, scan
+from rung.corpus.documents import documents, scan, text_size
 from rung.corpus.rows import _lines
 from rung.corpus.sources import resolve
 from rung.errors import RungError
@@ -132,6 +132,13 @@ def test_a_long_line_takes_time_in_its_length_alone(tmp_path):
     text = "a" * 30_000_000
     ((_, found, _),) = read(put(tmp_path / "a.jsonl", json.dumps({"text": text})))
     assert found == text
+
+
+def test_the_size_of_a_text_is_that_of_what_is_in_its_files(tmp_path):
+    put(tmp_path / "a.jsonl", json.dumps({"text": "雪国", "rest": "x" * 1000}, ensure_ascii=True))
+    put(tmp_path / "b.txt.gz", gzip.compress(b"a" * 100_000))
+    put(tmp_path / "c.txt", "雪")
+    assert text_size(resolve([tmp_path]), DataConfig()) == 6 + 100_000 + 3
 
 
 # Parquet

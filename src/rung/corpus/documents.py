@@ -140,6 +140,17 @@ def scan(sources: Sequence[Source], config: DataConfig, on_progress: OnProgress 
     return counted
 
 
+def text_size(sources: Sequence[Source], config: DataConfig) -> int:
+    """Return the UTF-8 bytes of text in ``sources``: of plain files their size; what is packed or marked up is read.
+
+    Raises:
+        RungError: a file that cannot be read or decoded, an unknown encoding.
+    """
+    other = [source for source in sources if not _is_plain(source, config)]
+    plain = sum(source.size for source in sources) - sum(source.size for source in other)
+    return plain + sum(scan(other, config).bytes)
+
+
 def utf8_length(text: str) -> int:
     """Return the number of bytes of ``text`` in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
@@ -160,6 +171,14 @@ def _cut(text: str, start: int, stop: int) -> int:
             if cut > start:
                 return cut
     return stop
+
+
+def _is_plain(source: Source, config: DataConfig) -> bool:
+    """Return whether a source's size is that of its text, as far as encodings go."""
+    if source.kind == "corpus":
+        return True
+    file = next(unpacked(source))
+    return file.seekable and file.name == source.name and format_of(file, config.format) == "text"
 
 
 def _of_text(file: File, config: DataConfig) -> Iterator[Document]:
