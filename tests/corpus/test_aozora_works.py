@@ -228,10 +228,9 @@ def test_killed_and_begun_again_it_ends_with_the_same_bytes(tmp_path):
     build_from_files(sources, tmp_path / "whole", Choices(), shard_bytes=1000)
     with pytest.raises(Killed):
         build_from_files(sources, tmp_path / "killed", Choices(), shard_bytes=1000, on_progress=stop)
-    seen = []
-    build_from_files(
-        sources, tmp_path / "killed", Choices(), shard_bytes=1000, on_progress=lambda done, total: seen.append(done)
-    )
+    said = []
+    build_from_files(sources, tmp_path / "killed", Choices(), shard_bytes=1000, say=said.append)
+    assert re.fullmatch("going on after (?:1[0-9]|2[0-9]) works, which are there already", said[0])
     files = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("whole", "killed")]
     assert files[0] == files[1]
     assert len(files[0]) > 3
@@ -350,7 +349,7 @@ def test_a_data_set_of_files_is_read_by_the_library_as_the_hub_s_is(tmp_path):
     lines = [json.dumps({"text": one.text, **one.metadata}, ensure_ascii=False) for one in rows]
     with gzip.open(folder / "aozorabunko-dedupe-clean.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
-    corpus = aozora_of_hub(str(folder), tmp_path / "c", Choices(orthography="新字新仮名"))
+    corpus = aozora_of_hub(str(folder), tmp_path / "c", Choices(orthography="新字新仮名"), say=str)
     assert [("".join(one.pieces), one.metadata["title"]) for one in corpus.records()] == [
         ("本文。", "題1"),
         ("三。\n「うん」\n", "題3"),

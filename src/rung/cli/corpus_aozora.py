@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rung.cli.flags import Parser, print_result, typed
+from rung.cli.flags import Parser, print_result, say, typed
 from rung.errors import RungError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def aozora(arguments: Sequence[str]) -> int:
 
     from rung.run.corpus import aozora as made
 
-    corpus = made(parsed.sources, parsed.out, choices, overwrite=parsed.overwrite)
+    corpus = made(parsed.sources, parsed.out, choices, overwrite=parsed.overwrite, say=say)
     print_result(_result(corpus), parsed.json, "\n".join(lines(corpus)))
     return 0
 
@@ -96,7 +96,7 @@ def _of_hub(parsed: Any, choices: Choices, default: str) -> int:
     from rung.run.corpus import aozora_of_hub
 
     name = parsed.sources[0] if parsed.sources else default
-    corpus = aozora_of_hub(name, parsed.out, choices, revision=parsed.revision, overwrite=parsed.overwrite)
+    corpus = aozora_of_hub(name, parsed.out, choices, revision=parsed.revision, overwrite=parsed.overwrite, say=say)
     report = corpus.report
     text = [
         f"{corpus.path}: {corpus.documents:,} works, {corpus.characters:,} characters, {corpus.bytes:,} bytes",

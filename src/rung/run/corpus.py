@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rung.corpus import sources as corpus_sources
-from rung.corpus.aozora.build import Choices, build_from_files, build_from_rows
+from rung.corpus.aozora.build import Choices, Say, build_from_files, build_from_rows
 from rung.corpus.folder import Corpus
 from rung.corpus.hub import HubDataset
 from rung.report.progress import track
 
 
-def aozora(sources: Sequence[str], out: str | Path, choices: Choices, *, overwrite: bool = False) -> Corpus:
+def aozora(sources: Sequence[str], out: str | Path, choices: Choices, *, overwrite: bool = False, say: Say) -> Corpus:
     """Make a corpus of raw Aozora Bunko files at ``out``: one document a work.
 
     Raises:
@@ -20,11 +20,11 @@ def aozora(sources: Sequence[str], out: str | Path, choices: Choices, *, overwri
     """
     files = corpus_sources.resolve(sources)
     with track(sum(file.size for file in files), "reading Aozora Bunko") as on_progress:
-        return build_from_files(files, out, choices, overwrite=overwrite, on_progress=on_progress)
+        return build_from_files(files, out, choices, overwrite=overwrite, on_progress=on_progress, say=say)
 
 
 def aozora_of_hub(
-    name: str, out: str | Path, choices: Choices, *, revision: str | None = None, overwrite: bool = False
+    name: str, out: str | Path, choices: Choices, *, revision: str | None = None, overwrite: bool = False, say: Say
 ) -> Corpus:
     """Make a corpus of the rows of a data set of clean works, as a stream: no more of it is fetched than is used.
 
@@ -35,5 +35,5 @@ def aozora_of_hub(
     sources = [{"name": dataset.title, "config": dataset.config, "files": dataset.files}]
     with track(None, "reading Aozora Bunko") as on_progress:
         return build_from_rows(
-            dataset.rows, out, choices, sources=sources, overwrite=overwrite, on_progress=on_progress
+            dataset.rows, out, choices, sources=sources, overwrite=overwrite, on_progress=on_progress, say=say
         )

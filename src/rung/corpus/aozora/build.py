@@ -24,6 +24,7 @@ HUB_ORTHOGRAPHY = "新字新仮名"
 _MANY_SOURCES = 100  # more are written as one entry of corpus.json
 
 OnProgress = Callable[[int, "int | None"], None]  # (bytes done, bytes in all)
+Say = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def build_from_files(
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
     on_progress: OnProgress | None = None,
+    say: Say = str,
 ) -> Corpus:
     """Make a corpus of raw files: one document a work, with title, author, card number and colophon as metadata.
 
@@ -75,7 +77,7 @@ def build_from_files(
     with CorpusWriter(
         out, "aozora", sources=_described(sources), settings=vars(choices), overwrite=overwrite, shard_bytes=shard_bytes
     ) as writer:
-        counts = _Counts.from_json(writer.state) if writer.state else _Counts()
+        counts = _taken_up(writer, say)
         for file, data in read(sources, found.files[counts.done :], on_bytes):
             if writer.documents == choices.works:
                 break
@@ -93,6 +95,7 @@ def build_from_rows(
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
     on_progress: OnProgress | None = None,
+    say: Say = str,
 ) -> Corpus:
     """Make a corpus of the rows of a data set such as ``globis-university/aozorabunko-clean``, whose texts are clean.
 
@@ -110,7 +113,7 @@ def build_from_rows(
     with CorpusWriter(
         out, "aozora", sources=sources, settings=settings, overwrite=overwrite, shard_bytes=shard_bytes
     ) as writer:
-        counts = _Counts.from_json(writer.state) if writer.state else _Counts()
+        counts = _taken_up(writer, say)
         for row in rows(counts.done):
             if writer.documents == choices.works:
                 break
@@ -186,6 +189,14 @@ class _Counts:
             "characters": {"kept": self.tally.kept},
             "empty": self.empty,
         }
+
+
+def _taken_up(writer: CorpusWriter, say: Say) -> _Counts:
+    """Return the counts of what is there already."""
+    if not writer.state:
+        return _Counts()
+    say(f"going on after {writer.resumed:,} works, which are there already")
+    return _Counts.from_json(writer.state)
 
 
 def _add_file(writer: CorpusWriter, file: RawFile, data: bytes, choices: Choices, counts: _Counts) -> None:
