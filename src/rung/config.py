@@ -52,6 +52,9 @@ class DataConfig:
     validation_fraction: float = setting(
         0.1, "part of the text held out, by document, or by position when there is one document", low=0, high=0.5
     )
+    weights: tuple[float, ...] = setting(
+        (), "of several token stores, or sources, in their order: how often each is read; empty: as large as they are"
+    )
     windows: Literal["contiguous", "random"] = setting(
         "contiguous", "training windows: every target once per epoch in shuffled windows, or uniformly random offsets"
     )
@@ -67,6 +70,12 @@ class TokenizerConfig:
     kind: Literal["bpe", "char", "byte"] = setting("bpe", "byte-level BPE, one token a character, or one a byte")
     vocab_size: int = setting(4096, "vocabulary asked of BPE; fewer when the text has fewer merges", low=2)
     min_frequency: int = setting(2, "times that a pair of tokens must occur to be merged", low=1)
+    training_memory: int = setting(
+        3 << 29,
+        "BPE: memory for learning; of text that would take more a keyed sample is learned from",
+        unit="bytes",
+        low=1 << 20,
+    )
     byte_fallback: bool = setting(
         True, "character tokenizer: spell characters outside its alphabet as bytes instead of refusing them"
     )

@@ -21,6 +21,7 @@ from rung.train.events import (
     Event,
     Finished,
     Hardware,
+    Mixed,
     Norms,
     Note,
     Resumed,
@@ -233,6 +234,7 @@ def test_truncate_keeps_what_happened_and_drops_what_comes_again(tmp_path, make_
         return [
             make_step(step),
             Evaluated(step, 9, 2.5, 12.0, 1.2, 5, 0.5, True),
+            Mixed(step, {"prose": 1.5, "verse": 0.5}, {"prose": 2.5}, {}),
             Saved(step, "checkpoints/5"),
             Skipped(step, 1, "not finite", [], ""),
             Spiked(step, 9.0, 4.0),
@@ -249,7 +251,7 @@ def test_truncate_keeps_what_happened_and_drops_what_comes_again(tmp_path, make_
     with MetricsLog(path) as log:
         for event in [*events(5), *events(6)]:
             log(event)
-    assert truncate_after(path, 5) == 7
+    assert truncate_after(path, 5) == 8
     metrics = read_metrics(path)
     assert metrics.steps["step"].tolist() == [5]
     assert metrics.norms.step.tolist() == [5]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -22,11 +22,13 @@ class HeldOut:
         loss_sum: of all targets, in nats.
         targets: number of target tokens.
         text_bytes: bytes of text that the targets stand for; 0 where that is not known.
+        sources: of a mixture the same of each source, by its name.
     """
 
     loss_sum: float
     targets: int
-    text_bytes: int
+    text_bytes: float
+    sources: Mapping[str, HeldOut] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -73,6 +75,22 @@ def held_out_loss(
     if pending is not None:
         total, n_targets = total + float(pending[0]), n_targets + int(pending[1])
     return HeldOut(total, n_targets, n_bytes)
+
+
+def mixed(sources: Mapping[str, HeldOut], shares: Mapping[str, float]) -> HeldOut:
+    """Return the loss over a mixture: the mean of the sources' losses by their shares, whatever their sizes.
+
+    Bits per byte are those of a text that has the sources' tokens in these shares.
+
+    Args:
+        sources: the result for each source, by name.
+        shares: of each source, 1 together.
+    """
+    targets = sum(one.targets for one in sources.values())
+    loss = sum(shares[name] * one.loss for name, one in sources.items())
+    known = all(one.text_bytes for one in sources.values())
+    n_bytes = sum(shares[name] * one.text_bytes / one.targets for name, one in sources.items()) if known else 0.0
+    return HeldOut(loss * targets, targets, n_bytes * targets, dict(sources))
 
 
 @functools.lru_cache(maxsize=8)

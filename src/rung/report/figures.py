@@ -12,8 +12,8 @@ from rung.report.charts import Curve, chart
 from rung.report.history import marks, not_taken_back, tokens_at
 from rung.report.metrics import Metrics
 from rung.report.series import smooth, thin
-from rung.report.words import count, plural, safe
-from rung.train.events import Hardware
+from rung.report.words import NOTHING, count, decimal, plural, safe
+from rung.train.events import Hardware, Mixed
 
 GIB = 2.0**30
 
@@ -28,6 +28,36 @@ def loss_charts(metrics: Metrics) -> str:
         perplexity = _validation(metrics, "perplexity")
         figures += chart("Validation perplexity", "per token", perplexity, until=_end(metrics))
     return f'<div class="charts">{figures}</div>'
+
+
+def source_charts(metrics: Metrics) -> str:
+    """Return how the stores of a mixture stand, as a table and a chart; nothing where there is no mixture."""
+    told = metrics.of(Mixed)
+    standing = [told[n] for n in not_taken_back([event.step for event in told])]
+    if not standing:
+        return ""
+    last = standing[-1]
+    rows = "".join(
+        f"<tr><th>{safe(name)}</th>"
+        + "".join(
+            f'<td class="number">{decimal(values[name], places) if name in values else NOTHING}</td>'
+            for values, places in ((last.epochs, 2), (last.losses, 3), (last.bits_per_byte, 3))
+        )
+        + "</tr>"
+        for name in last.epochs
+    )
+    names = ("Passes", "Validation loss", "Bits per byte")
+    head = "<th>Source</th>" + "".join(f'<th class="number">{name}</th>' for name in names)
+    table = f'<table class="sources"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    curves = []
+    for number, name in enumerate(last.epochs):
+        scored = [event for event in standing if name in event.losses]
+        steps = np.array([event.step for event in scored], np.int64)
+        losses = np.array([event.losses[name] for event in scored])
+        curves.append(Curve(name, tokens_at(metrics, steps), steps, losses).one_of_many(number))
+    drawn = chart("Validation loss by source", "nats per token", curves, until=_end(metrics)) if last.losses else ""
+    note = f'<p class="note">At step {count(last.step)}.</p>'
+    return f'{note}{table}<div class="charts"><div class="wide">{drawn}</div></div>'
 
 
 def training_charts(metrics: Metrics) -> str:

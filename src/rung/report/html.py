@@ -14,18 +14,17 @@ import numpy as np
 
 from rung import config as settings
 from rung.config import Config
-from rung.report.figures import loss_charts, machine_charts, training_charts
+from rung.report.figures import loss_charts, machine_charts, source_charts, training_charts
 from rung.report.files import whole_file
 from rung.report.history import event_table, lineage_table, started_from
 from rung.report.metrics import Metrics, read_metrics, read_samples
 from rung.report.plots import loss_curves
 from rung.report.tables import Parameter, config_table, environment_table, parameter_table
-from rung.report.words import count, decimal, duration, plural, safe, short
+from rung.report.words import NOTHING, count, decimal, duration, plural, safe, short
 from rung.train.events import Evaluated, Sampled
 
 MOST_SAMPLES = 12  # shown of each prompt
 ENDING_STEPS = 100  # the training loss is the mean over so many last steps, as in the result of a run
-NOTHING = "–"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"  # the page may fetch nothing
 
 
@@ -84,6 +83,7 @@ def page(run: Run) -> str:
             _heading(run),
             _numbers(run),
             _section("Loss", loss_charts(run.metrics)),
+            _section("Sources", source_charts(run.metrics)),
             _section("Optimisation and speed", training_charts(run.metrics)),
             _section("Machine", machine_charts(run.metrics)),
             _section("Samples", _samples(run)),

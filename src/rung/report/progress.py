@@ -16,6 +16,7 @@ from rung.train.events import (
     Event,
     Finished,
     Hardware,
+    Mixed,
     Note,
     Resumed,
     Sampled,
@@ -112,6 +113,8 @@ class Progress:
         at = f"step {count(event.step)}"
         if isinstance(event, Evaluated):
             return f"validation at {at}: {_scores(event)}{'  (best so far)' if event.is_best else ''}"
+        if isinstance(event, Mixed):
+            return _lines(f"sources at {at}:", [_source(event, name) for name in event.epochs])
         if isinstance(event, Sampled):
             return _lines(f"sample at {at}:", excerpt(event.prompt + event.text) or ["(empty)"])
         if isinstance(event, Skipped):
@@ -310,6 +313,15 @@ def _machine(hardware: Hardware | None) -> list[str]:
 
 def _known(gpus: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [value for gpu in gpus if isinstance(value := gpu.get(name), int | float)]
+
+
+def _source(event: Mixed, name: str) -> str:
+    parts = [f"{name}: {decimal(event.epochs[name], 2)} passes"]
+    if name in event.losses:
+        parts.append(f"validation loss {decimal(event.losses[name])}")
+    if name in event.bits_per_byte:
+        parts.append(f"bits per byte {decimal(event.bits_per_byte[name])}")
+    return "  ".join(parts)
 
 
 def _scores(event: Evaluated) -> str:

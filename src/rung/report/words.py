@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from html import escape
 
+NOTHING = "–"  # where there is no number to show
 NEWLINE, TAB = "⏎", "⇥"
 
 

@@ -21,7 +21,8 @@ from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
 from rung.run.choose import choose
 from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS, held
-from rung.run.tokens import is_tokens, open_tokens, say_of_in_place
+from rung.run.tokens import is_tokens, open_store, say_of_in_place
+from rung.tokens.mixture import MixedStore, Store, check_weights, parts
 from rung.tokens.store import TokenStore, build_store
 from rung.tokens.tokenizer import Tokenizer, umask
 from rung.train.schedule import steps_of
@@ -38,7 +39,7 @@ class Prepared:
 
     config: Config
     tokenizer: Tokenizer
-    store: TokenStore
+    store: Store
 
 
 def prepare(
@@ -47,7 +48,8 @@ def prepare(
     """Make the tokenizer and the tokens of a run in ``folder``, and resolve its config.
 
     Args:
-        sources: text, or one token store that was built before.
+        sources: text; or token stores that were built before, several of which are a mixture. Text with
+            ``data.weights`` is a mixture of its sources.
         base: the config that ``changes`` are put into; ``None``: one is chosen for the text.
         changes: ``{path: value}``.
         folder: an empty folder.
@@ -58,20 +60,27 @@ def prepare(
     """
     _check_settled(changes)
     made = [source for source in sources if is_tokens(source)]
-    if made and len(sources) > 1:
+    if made and len(made) < len(sources):
         raise RungError(
-            f"{made[0]} holds tokens, and {len(sources) - 1} more sources are named beside it",
-            "train on one token store; `rung tokens build` makes one of many texts",
+            f"{made[0]} holds tokens, and {len(sources) - len(made)} more sources, which are text, are named beside it",
+            "make token stores of them first, with its tokenizer: rung tokens build",
         )
+    base = _with_weights(base, changes, len(sources), say)
     if made:
-        return _from_tokens(Path(made[0]), base, changes, folder, say)
+        return _from_tokens([Path(source) for source in made], base, changes, folder, say)
     files = corpus_sources.resolve(sources)
     total = sum(source.size for source in files)
     config = _adapted(base if base is not None else _chosen(total, changes, say), changes, say)
     _check(config)
+    if config.data.weights:
+        check_weights(config.data.weights, len(sources))
     tokenizer = make_tokenizer(files, config, say)
-    with track(total, "tokenizing") as on_progress:
-        store = build_store(files, tokenizer, folder / TOKENS, config.data, on_progress=on_progress)
+    store: Store
+    if config.data.weights:
+        store = _built_apart(sources, tokenizer, config, folder)
+    else:
+        with track(total, "tokenizing") as on_progress:
+            store = build_store(files, tokenizer, folder / TOKENS, config.data, on_progress=on_progress)
     tokenizer.save(folder / TOKENIZER)
     return Prepared(finish_config(config, tokenizer, store, say), tokenizer, store)
 
@@ -83,6 +92,12 @@ def make_tokenizer(files: Sequence[corpus_sources.Source], config: Config, say: 
         return Tokenizer.load(wanted.file, allow_lossy=wanted.allow_lossy)
     with track(sum(source.size for source in files), "training the tokenizer") as on_progress:
         tokenizer = Tokenizer.train(documents(files, config.data, on_progress), wanted)
+    learned = tokenizer.trained_on
+    if learned and learned.used_bytes < learned.total_bytes:
+        say(
+            f"tokenizer: learned from {learned.used_bytes:,} of {learned.total_bytes:,} bytes, a sample of pieces of 64 Ki "
+            f"characters, as more would go over tokenizer.training_memory {wanted.training_memory:,} bytes"
+        )
     if wanted.kind == "bpe" and tokenizer.vocab_size < wanted.vocab_size:
         say(
             f"tokenizer: {tokenizer.vocab_size:,} entries, fewer than the {wanted.vocab_size:,} asked: "
@@ -91,10 +106,11 @@ def make_tokenizer(files: Sequence[corpus_sources.Source], config: Config, say: 
     return tokenizer
 
 
-def finish_config(config: Config, tokenizer: Tokenizer, store: TokenStore, say: Say) -> Config:
+def finish_config(config: Config, tokenizer: Tokenizer, store: Store, say: Say) -> Config:
     """Return the config with everything filled in that the data decide: vocabulary, context, length of the run."""
-    train_tokens = len(store.split("train"))
-    held_out_tokens = len(store.split("validation")) if "validation" in store.splits else 0
+    train = parts(store, "train")
+    train_tokens, shortest = (choose(len(part.tokens) for part in train) for choose in (sum, min))
+    held_out_tokens = sum(len(part.tokens) for part in parts(store, "validation")) if _held_out(store) else 0
     changes: dict[str, Any] = {"model.vocab_size": with_vocabulary(config.model, tokenizer.vocab_size).vocab_size}
     if changes["model.vocab_size"] < tokenizer.vocab_size:
         raise RungError(
@@ -102,14 +118,18 @@ def finish_config(config: Config, tokenizer: Tokenizer, store: TokenStore, say: 
             "leave model.vocab_size at 0 to take the tokenizer's",
         )
     context = config.model.context_length
-    if context > train_tokens - 1:
-        changes["model.context_length"] = context = train_tokens - 1
+    if context > shortest - 1:
+        changes["model.context_length"] = context = shortest - 1
         changes["model.n_positions"] = 0
-        say(f"context shortened to {context} tokens: the training text has only {train_tokens:,}")
+        which = "the training text has only" if len(train) == 1 else "the shortest of the training texts has"
+        say(f"context shortened to {context} tokens: {which} {shortest:,}")
     tokens_per_step = config.train.batch_size * context
     steps = _steps(config, train_tokens, tokens_per_step, say)
     changes["train.steps"] = steps
     changes |= {"train.tokens": 0, "train.epochs": 0.0}
+    if isinstance(store, MixedStore):
+        changes["data.weights"] = store.weights
+        _say_mixture(store, steps * tokens_per_step, say)
     each = max(1, steps // _VALIDATIONS_PER_RUN)
     changes["evaluate.every_steps"] = every = config.evaluate.every_steps or each
     changes["sample.every_steps"] = config.sample.every_steps or every
@@ -140,14 +160,55 @@ def _steps(config: Config, train_tokens: int, tokens_per_step: int, say: Say) ->
     return steps
 
 
-def _described(store: TokenStore) -> str:
-    splits = [store.split(name) for name in store.splits]
+def _held_out(store: Store) -> bool:
+    return "validation" in store.splits
+
+
+def _say_mixture(store: MixedStore, run_tokens: int, say: Say) -> None:
+    for part in parts(store, "train"):
+        say(
+            f"mixture: {part.name}, {part.share:.2%} of the rows: {part.share * run_tokens / len(part.tokens):.2f} "
+            f"passes over its {len(part.tokens):,} tokens"
+        )
+    without = [name for name, one in zip(store.names, store.stores, strict=True) if "validation" not in one.splits]
+    if without and _held_out(store):
+        say(f"nothing is held out of {', '.join(without)}: validation is that of the others, by their shares")
+
+
+def _with_weights(base: Config | None, changes: Mapping[str, Any], n_sources: int, say: Say) -> Config | None:
+    """Return ``base`` without weights that are for another number of sources, as those of a run started from."""
+    if base is None or "data.weights" in changes or len(base.data.weights) in (0, n_sources):
+        return base
+    say(f"data.weights are for {len(base.data.weights)} sources and there are {n_sources}: they are left out")
+    return settings.override(base, {"data.weights": ()})
+
+
+def _built_apart(sources: Sequence[str], tokenizer: Tokenizer, config: Config, folder: Path) -> MixedStore:
+    """Build a token store of each source, in the folder of the run's tokens."""
+    if config.data.validation:
+        raise RungError(
+            f"data.validation is {' '.join(config.data.validation)}, and data.weights make a mixture of the sources",
+            "of each source a part is held out: leave data.validation out, or build token stores with one each",
+        )
+    stores: list[TokenStore] = []
+    for number, source in enumerate(sources):
+        files = corpus_sources.resolve([source])
+        stem = Path(source).resolve().stem if source != corpus_sources.STDIN else "standard-input"
+        taken = [store.path.name for store in stores]
+        out = folder / TOKENS / (stem if stem not in taken else f"{stem}-{number + 1}")
+        with track(sum(file.size for file in files), f"tokenizing {source}") as on_progress:
+            stores.append(build_store(files, tokenizer, out, config.data, on_progress=on_progress))
+    return MixedStore(stores, config.data.weights)
+
+
+def _described(store: Store) -> str:
+    splits = [part.tokens for name in store.splits for part in parts(store, name)]
     n_bytes = sum(split.text_bytes for split in splits)
     about = "about " if any(split.estimated for split in splits) else ""
     if any(split.n_documents is None for split in splits):
         return f"documents that nobody has counted, {about}{n_bytes:,} bytes"
     n_documents = sum(split.n_documents or 0 for split in splits)
-    if len(splits) > 1 and splits[0].names[-1:] == splits[1].names[:1] != []:
+    if len(splits) == 2 and splits[0].names[-1:] == splits[1].names[:1] != []:
         n_documents -= 1  # one document, cut in two
     empty = f" ({store.empty_documents} more are empty)" if store.empty_documents else ""
     return f"{n_documents:,} document{'s' * (n_documents != 1)}{empty}, {about}{n_bytes:,} bytes"
@@ -184,19 +245,25 @@ def _check_settled(changes: Mapping[str, Any]) -> None:
             )
 
 
-def _from_tokens(path: Path, base: Config | None, changes: Mapping[str, Any], folder: Path, say: Say) -> Prepared:
-    for name in _SETTLED_IN_FILE if path.is_file() else _SETTLED_IN_STORE:
-        if name in changes:
-            raise RungError(
-                f"{name} is {changes[name]!r}, and the tokens in {path} are made already",
-                f"leave --{name.replace('_', '-')} out, or build the tokens again with it",
-            )
-    tokenizer = _tokenizer_of(path, base, changes)
+def _from_tokens(
+    paths: Sequence[Path], base: Config | None, changes: Mapping[str, Any], folder: Path, say: Say
+) -> Prepared:
+    for path in paths:
+        for name in _SETTLED_IN_FILE if path.is_file() else _SETTLED_IN_STORE:
+            if name in changes:
+                raise RungError(
+                    f"{name} is {changes[name]!r}, and the tokens in {path} are made already",
+                    f"leave --{name.replace('_', '-')} out, or build the tokens again with it",
+                )
+    tokenizer = _tokenizer_of(paths[0], base, changes)
     default = Config().data.validation_fraction
     fraction = changes.get("data.validation_fraction", base.data.validation_fraction if base is not None else default)
     asked = "data.validation_fraction" in changes or fraction != default
-    store = open_tokens(path, tokenizer, fraction if asked else None)
-    if path.is_file():
+    weights = changes.get("data.weights", base.data.weights if base is not None else ())
+    if weights:
+        check_weights(weights, len(paths))
+    store = open_store(paths, tokenizer, fraction if asked else None, weights)
+    if paths[0].is_file():
         say_of_in_place(store, say)
     made = {"tokenizer.vocab_size": tokenizer.vocab_size, **_data_settings(store)}
     changes = {**changes, **made}
@@ -223,7 +290,7 @@ def _tokenizer_of(path: Path, base: Config | None, changes: Mapping[str, Any]) -
     return tokenizer
 
 
-def _data_settings(store: TokenStore) -> dict[str, Any]:
+def _data_settings(store: Store) -> dict[str, Any]:
     """Return the settings that a store was made with, as ``{path: value}``."""
     known = dict(settings.fields(Config))
     made = {f"data.{name}": value for name, value in store.info.get("data", {}).items()}

@@ -16,7 +16,7 @@ from rung.errors import RungError
 from rung.mesh import make_mesh
 from rung.run.folder import Run
 from rung.tokens.batches import IGNORED, Batches
-from rung.tokens.store import Tokens
+from rung.tokens.mixture import Mixture, training_batches
 
 _WORST_ROWS = 3
 
@@ -62,7 +62,7 @@ def replay(run: Run | str | Path, at: int | None = None) -> dict[str, Any]:
         "gradients_not_finite": findings.gradients_not_finite,
         "batch_rows": len(replayed.losses_B),
         "rows_not_finite": np.flatnonzero(~np.isfinite(replayed.losses_B)).tolist(),
-        "documents": _named(kept.documents, None if batches is None or notes else batches.tokens),
+        "documents": _named(kept.documents, None if notes else batches),
         "rows": [_row(row, run, kept, replayed, None if notes else batches) for row in _worst(replayed)],
         "notes": notes,
     }
@@ -89,15 +89,15 @@ def _mesh(config: Config) -> Any:
         return make_mesh(MeshConfig())
 
 
-def _batches(run: Run, batch_size: int = 0) -> Batches:
-    config, split = run.config, run.store.split("train")
-    return Batches(
-        split,
+def _batches(run: Run, batch_size: int = 0) -> Batches | Mixture:
+    config = run.config
+    return training_batches(
+        run.store,
         context_length=config.model.context_length,
         batch_size=batch_size or config.train.batch_size,
         seed=config.train.seed,
         windows=config.data.windows,
-        segments=not config.data.cross_documents and split.several_documents,
+        cross_documents=config.data.cross_documents,
     )
 
 
@@ -108,7 +108,7 @@ def _worst(replayed: Replayed) -> list[int]:
     return order[:_WORST_ROWS].tolist()
 
 
-def _row(row: int, run: Run, kept: Kept, replayed: Replayed, batches: Batches | None) -> dict[str, Any]:
+def _row(row: int, run: Run, kept: Kept, replayed: Replayed, batches: Batches | Mixture | None) -> dict[str, Any]:
     loss = float(replayed.row_means_B[row])
     documents: list[int] = []
     if batches is not None:
@@ -118,7 +118,7 @@ def _row(row: int, run: Run, kept: Kept, replayed: Replayed, batches: Batches | 
         "row": row,
         "loss": loss,
         "finite": math.isfinite(loss),
-        "documents": _named(documents, batches.tokens if batches else None),
+        "documents": _named(documents, batches),
         "text": _text(run, kept, row),
     }
 
@@ -132,6 +132,5 @@ def _text(run: Run, kept: Kept, row: int) -> str:
     return run.tokenizer.decode(tokens_T[inside[0] : inside[-1] + 1].tolist())
 
 
-def _named(documents: list[int], tokens: Tokens | None) -> list[dict[str, Any]]:
-    names = tokens.names if tokens is not None else []
-    return [{"id": number, "name": names[number] if number < len(names) else None} for number in documents]
+def _named(documents: list[int], batches: Batches | Mixture | None) -> list[dict[str, Any]]:
+    return [{"id": number, "name": batches.document_name(number) if batches else None} for number in documents]

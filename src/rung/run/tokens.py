@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rung.errors import RungError
 from rung.tokens.files import is_token_file
 from rung.tokens.in_place import lay_out, open_splits
+from rung.tokens.mixture import MixedStore, Store, parts
 from rung.tokens.store import DATASET, TokenStore
 from rung.tokens.tokenizer import Tokenizer
 
@@ -35,9 +37,27 @@ def open_tokens(path: Path, tokenizer: Tokenizer, validation_fraction: float | N
     return TokenStore(path, info, open_splits(path.parent, info))
 
 
-def say_of_in_place(store: TokenStore, say: Callable[[str], None]) -> None:
+def open_store(
+    paths: Sequence[Path], tokenizer: Tokenizer, validation_fraction: float | None, weights: Sequence[float]
+) -> Store:
+    """Open one store as ``open_tokens``, or several as a mixture with ``weights``.
+
+    Raises:
+        RungError: as ``open_tokens`` and ``MixedStore``; a bare file among several.
+    """
+    for path in paths:
+        if path.is_file() and len(paths) > 1:
+            raise RungError(
+                f"{path} is a file of ids, and a mixture is of token stores",
+                "make it one, which copies nothing: rung tokens import",
+            )
+    stores = [open_tokens(path, tokenizer, validation_fraction) for path in paths]
+    return stores[0] if len(stores) == 1 else MixedStore(stores, weights)
+
+
+def say_of_in_place(store: Store, say: Callable[[str], None]) -> None:
     """Say what is known of tokens that are used where they lie, and what nobody has looked for."""
-    splits = [store.split(name) for name in store.splits]
+    splits = [part.tokens for name in store.splits for part in parts(store, name)]
     if any(split.estimated for split in splits):
         say(
             "used in place: samples have been looked through, and each id is looked at when it is read; "

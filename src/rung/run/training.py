@@ -45,8 +45,9 @@ from rung.run.folder import (
 from rung.run.prepare import Say, new_folder, prepare
 from rung.run.starting import Start, begin, open_start
 from rung.run.stopping import StopReason, asked_to_stop
-from rung.tokens.batches import Batches, validation_batches
-from rung.tokens.store import TokenStore
+from rung.run.validation import over_split
+from rung.tokens.batches import Batches
+from rung.tokens.mixture import Mixture, Store, paths_of, training_batches
 from rung.tokens.tokenizer import Tokenizer
 from rung.train import events
 from rung.train.checkpoint import Checkpoints, NoCheckpoint, Progress
@@ -77,7 +78,8 @@ def train(
     """Train a model on text, and write a run folder with everything that came of it.
 
     Args:
-        sources: files, folders, globs, ``-`` for standard input, or one token store; none: the tokens of ``start``.
+        sources: files, folders, globs, ``-`` for standard input, or token stores, several of which are a mixture;
+            none: the tokens of ``start``.
         config: what to train, such as ``rung.preset("demo")``; ``None``: that of ``start``, or chosen for the text.
         changes: settings changed in it, ``{"model.d_model": 256}``.
         run: the run folder; ``None``: ``runs/<name>``, the name being the config's, or that of the first source.
@@ -106,11 +108,11 @@ def train(
     if started is not None:
         changes = started.changes(changes)
         config = config or started.config()
-        names = names or [str(started.run.store.path)]
+        names = names or [str(path) for path in paths_of(started.run.store)]
     elif keep_optimizer:
         raise RungError("the optimizer is to be kept, and no run to start from is named", "name it: --from RUN")
     if not names:
-        raise RungError("nothing to train on", "name files, folders, or a token store; or a run to start from")
+        raise RungError("nothing to train on", "name files, folders, or token stores; or a run to start from")
     folder = Path(run) if run else Path("runs") / _name(names, config, changes, started)
     with new_folder(folder, overwrite) as temporary:
         _refuse_own([*names, *([str(started.run.path)] if started else [])], folder)
@@ -160,7 +162,7 @@ class Training:
         self.run, self.mesh, self.say = run, mesh, say
         self.config: Config = run.config
         self.tokenizer: Tokenizer = run.tokenizer
-        self.store: TokenStore = run.store
+        self.store: Store = run.store
         self.model = Decoder(self.config.model)
         self.optimizer = make_optimizer(self.model.weights(), self.config.train)
         self.tokens_per_step = self.config.train.batch_size * self.config.model.context_length
@@ -169,6 +171,7 @@ class Training:
         self.recent_losses: deque[float] = deque(maxlen=_TRAIN_LOSS_STEPS)
         self.best = BestWeights(run.path, say)
         self._findings: Findings | None = None
+        self._held_out: HeldOut | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -226,6 +229,8 @@ class Training:
             def emit(event: events.Event) -> None:
                 for listener in listeners:
                     listener(event)
+                if sources := self._sources_at(event):
+                    emit(sources)
 
             listeners += [stack.enter_context(tracker) for tracker in trackers(config, run.path, progress.step, emit)]
             listeners.append(stack.enter_context(Telemetry(config.track.hardware_every_seconds, emit)))
@@ -379,33 +384,45 @@ class Training:
         except OSError as error:
             self.say(f"the report of {self.run.path} cannot be written: {error.strerror}")
 
-    def _batches(self) -> Batches:
-        config, split = self.config, self.store.split("train")
-        return Batches(
-            split,
+    def _batches(self) -> Batches | Mixture:
+        config = self.config
+        return training_batches(
+            self.store,
             context_length=config.model.context_length,
             batch_size=config.train.batch_size,
             seed=config.train.seed,
             windows=config.data.windows,
-            segments=self._segments(split),
+            cross_documents=config.data.cross_documents,
         )
 
-    def _segments(self, split: Any) -> bool:
-        return not self.config.data.cross_documents and split.several_documents
-
     def _evaluate(self, weights: Any) -> HeldOut:
-        split = self.store.split("validation")
-        return held_out_loss(
-            compiled_loss(self.model),
-            weights,
-            validation_batches(
-                split,
-                context_length=self.config.model.context_length,
-                batch_size=_multiple(self.config.evaluate.batch_size, self.config.mesh.data),
-                segments=self._segments(split),
+        config, token_bytes = self.config, self.tokenizer.token_bytes
+        loss = compiled_loss(self.model)
+        self._held_out = over_split(
+            self.store,
+            "validation",
+            lambda batches, _: held_out_loss(
+                loss, weights, batches, token_bytes, lambda batch: place(batch, self.mesh)
             ),
-            self.tokenizer.token_bytes,
-            lambda batch: place(batch, self.mesh),
+            context_length=config.model.context_length,
+            batch_size=_multiple(config.evaluate.batch_size, config.mesh.data),
+            cross_documents=config.data.cross_documents,
+        )
+        return self._held_out
+
+    def _sources_at(self, event: events.Event) -> events.Mixed | None:
+        """Return how the stores of a mixture stand after a validation, or at the end where there is none."""
+        wanted = events.Evaluated if "validation" in self.store.splits else events.Finished
+        batches = self._batches() if isinstance(event, wanted) else None
+        if not isinstance(batches, Mixture):
+            return None
+        scored = self._held_out.sources if self._held_out else {}
+        bits = {name: one.bits_per_byte for name, one in scored.items()}
+        return events.Mixed(
+            event.step,
+            batches.epochs(event.step),
+            {name: one.loss for name, one in scored.items()},
+            {name: value for name, value in bits.items() if value is not None},
         )
 
     def _sample(self, weights: Any) -> list[tuple[str, str]]:
@@ -416,7 +433,7 @@ class Training:
         drawn = GenerateConfig(max_tokens=sample.max_tokens, temperature=sample.temperature, top_k=sample.top_k)
         return [(prompt, complete(generator, self.tokenizer, prompt, drawn)[0].text) for prompt in sample.prompts]
 
-    def _look_closer(self, batches: Batches, step: int, weights: Any) -> tuple[list[int], str]:
+    def _look_closer(self, batches: Batches | Mixture, step: int, weights: Any) -> tuple[list[int], str]:
         """Return the documents of a batch whose update was skipped, and what is found in it."""
         train = self.config.train
         self._findings = None
@@ -429,7 +446,7 @@ class Training:
             return batches.documents(step), f"could not be looked into: {reason}"
         return batches.documents(step), describe(self._findings)
 
-    def _keep_for_replay(self, batches: Batches, step: int, weights: Any) -> None:
+    def _keep_for_replay(self, batches: Batches | Mixture, step: int, weights: Any) -> None:
         """Keep the batch whose update was the last of too many that were not finite, and the weights it was for."""
         train = self.config.train
         try:

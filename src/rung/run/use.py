@@ -14,7 +14,10 @@ from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.report.progress import OnProgress, track
 from rung.run.folder import Run
-from rung.tokens.batches import IGNORED, validation_batches
+from rung.run.validation import over_split
+from rung.tokens.batches import IGNORED
+from rung.tokens.mapped import Tokens
+from rung.tokens.mixture import Store
 from rung.tokens.store import build_store
 
 
@@ -47,7 +50,7 @@ def evaluate(
     """
     run = _opened(run)
     if not sources:
-        return _evaluated(run, run.store.split(split))
+        return _evaluated(run, run.store, split)
     if isinstance(sources, str | Path):
         sources = [sources]
     files = corpus_sources.resolve(sources)
@@ -55,20 +58,25 @@ def evaluate(
         with track(sum(file.size for file in files), "tokenizing") as on_progress:
             tokens = Path(folder) / "tokens"
             store = build_store(files, run.tokenizer, tokens, _whole(run.config.data), on_progress=on_progress)
-        return _evaluated(run, store.split("train"))
+        return _evaluated(run, store, "train")
 
 
-def _evaluated(run: Run, tokens: Any) -> HeldOut:
-    config = run.config
-    batches = validation_batches(
-        tokens,
+def _evaluated(run: Run, store: Store, split: str) -> HeldOut:
+    config, loss = run.config, compiled_loss(run.model)
+
+    def score(batches: Iterator[Any], tokens: Tokens) -> HeldOut:
+        with track(tokens.text_bytes, "evaluating") as on_progress:
+            seen = _watched(batches, tokens, on_progress)
+            return held_out_loss(loss, run.weights, seen, run.tokenizer.token_bytes)
+
+    return over_split(
+        store,
+        split,
+        score,
         context_length=config.model.context_length,
         batch_size=config.evaluate.batch_size,
-        segments=not config.data.cross_documents and tokens.several_documents,
+        cross_documents=config.data.cross_documents,
     )
-    with track(tokens.text_bytes, "evaluating") as on_progress:
-        seen = _watched(batches, tokens, on_progress)
-        return held_out_loss(compiled_loss(run.model), run.weights, seen, run.tokenizer.token_bytes)
 
 
 def _watched(batches: Iterable[Any], tokens: Any, on_progress: OnProgress) -> Iterator[Any]:

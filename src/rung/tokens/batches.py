@@ -68,13 +68,14 @@ class Batches:
 
     def epoch(self, step: int) -> float:
         """Return the passes over the split that lie before ``step``."""
-        return self.passes(step * self.batch_size)
+        return step * self.batch_size / self.rows_per_epoch
 
-    def passes(self, rows: int) -> float:
-        """Return the passes over the split that so many first rows come to."""
+    @property
+    def rows_per_epoch(self) -> float:
+        """The rows that one pass over the split has; of random windows as many as have its number of targets."""
         if self.windows == "contiguous":
-            return rows / self.windows_per_epoch
-        return rows * self.context_length / (len(self.tokens) - 1)
+            return self.windows_per_epoch
+        return (len(self.tokens) - 1) / self.context_length
 
     def documents(self, step: int) -> list[int]:
         """Return the numbers of the documents, within the split, that the batch of ``step`` has tokens of.
@@ -95,6 +96,10 @@ class Batches:
                 low, high = np.searchsorted(starts, [first, last], side="right").tolist()
                 found.update(range(max(low - 1, 0), high))
         return sorted(found)
+
+    def document_name(self, number: int) -> str | None:
+        """Return the name of a document by its number, where the store knows it."""
+        return self.tokens.names[number] if number < len(self.tokens.names) else None
 
     def _starts(self, step: int) -> np.ndarray:
         return self._starts_of(self._rows(step))

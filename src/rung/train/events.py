@@ -40,6 +40,16 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Mixed:
+    """How a mixture of stores stands after ``step``, by the names of the stores."""
+
+    step: int
+    epochs: dict[str, float]  # passes over each store's training text so far
+    losses: dict[str, float]  # held-out nats per target token, of each store that has text held out
+    bits_per_byte: dict[str, float]  # of the same, where the tokens' bytes are known
+
+
+@dataclass(frozen=True)
 class Sampled:
     """Text that the weights after ``step`` wrote."""
 
@@ -138,6 +148,7 @@ class Finished:
 Event = (
     StepDone
     | Evaluated
+    | Mixed
     | Sampled
     | Saved
     | SaveFailed
