@@ -100,7 +100,7 @@ _LEFT_OUT = _tags(
 )
 _KEPT_SPACE = frozenset(("pre", "textarea", "listing", "xmp", "plaintext"))
 _CELLS = frozenset(("td", "th"))
-_SPACE = re.compile("[ \t\n\f\r]+")
+_SPACE = re.compile(" *[\t\n\f\r][ \t\n\f\r]*| {2,}")  # but for a single space, which nothing changes
 # A line break between two of these is no space (CSS Text 3, segment breaks between wide characters).
 _WIDE = "\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003ffff"
 _WIDE_BREAK = re.compile(f"(?<=[{_WIDE}])[ \t\f\r]*\n[ \t\n\f\r]*(?=[{_WIDE}])")
