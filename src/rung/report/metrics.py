@@ -23,6 +23,7 @@ from rung.train.events import (
     Event,
     Finished,
     Hardware,
+    Mixed,
     Norms,
     Note,
     Resumed,
@@ -38,6 +39,7 @@ from rung.train.events import (
 EVENT_NAMES: dict[type, str] = {
     StepDone: "step",
     Evaluated: "evaluation",
+    Mixed: "mixture",
     Sampled: "sample",
     Saved: "saved",
     SaveFailed: "save_failed",
@@ -266,6 +268,9 @@ _HISTORY_NAMES = frozenset(EVENT_NAMES[kind] for kind in HISTORY)
 _MISSING: dict[tuple[type, str], type] = {
     (Skipped, "documents"): list,
     (Skipped, "largest"): str,
+    (Mixed, "epochs"): dict,
+    (Mixed, "losses"): dict,
+    (Mixed, "bits_per_byte"): dict,
     (Norms, "weights"): dict,
     (Norms, "updates"): dict,
     (Hardware, "gpus"): list,

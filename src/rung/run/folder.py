@@ -74,19 +74,22 @@ class Run:
 
     @cached_property
     def store(self) -> Any:
-        """The ``rung.tokens.store.TokenStore`` that the run trains on.
+        """The ``rung.tokens.store.TokenStore`` that the run trains on, or the ``MixedStore`` of several.
 
         Raises:
             RungError: it is gone, or is not the one that the run began with.
         """
-        from rung.run.tokens import open_tokens
+        from rung.run.tokens import open_store
 
-        path = Path(os.path.normpath(self.path / self._data["store"]))
-        store = open_tokens(path, self.tokenizer, self.config.data.validation_fraction)
+        recorded = self._data["store"]
+        names = recorded if isinstance(recorded, list) else [recorded]
+        paths = [Path(os.path.normpath(self.path / name)) for name in names]
+        data = self.config.data
+        store = open_store(paths, self.tokenizer, data.validation_fraction, data.weights)
         if store.identity != self._data["identity"]:
+            which = f"{store.path} is not the token store" if len(paths) == 1 else "these are not the token stores"
             raise RungError(
-                f"{store.path} is not the token store that {self.path} began with",
-                "put the old store back, or train a new run on the new one",
+                f"{which} that {self.path} began with", "put the old one back, or train a new run on the new one"
             )
         return store
 
@@ -171,8 +174,15 @@ def held(folder: Path) -> Iterator[None]:
 
 def record_data(folder: Path, store: Any, tokenizer: Any, final: Path) -> None:
     """Write down what a run trains on: where its tokens are, seen from its ``final`` place, and the identities."""
-    path = Path(store.path)
-    where = TOKENS if path.parent == folder else os.path.relpath(path.resolve(), final.resolve())
+    from rung.tokens.mixture import MixedStore, paths_of
+
+    places = [
+        str(path.relative_to(folder))
+        if path.is_relative_to(folder)
+        else os.path.relpath(path.resolve(), final.resolve())
+        for path in paths_of(store)
+    ]
+    where = places if isinstance(store, MixedStore) else places[0]
     text = json.dumps({"store": where, "identity": store.identity, "tokenizer": tokenizer.hash}, indent=2)
     (folder / DATA).write_text(text + "\n", encoding="utf-8")
 
