@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rung.cli.flags import Parser, print_result
+from rung.cli.flags import Parser, add_settings, given_settings, print_result
 from rung.errors import RungError
+
+# What of the config says how a text is read, by short name.
+_SETTINGS = {
+    "encoding": "data.encoding",
+    "format": "data.format",
+    "text-column": "data.text_column",
+    "separator": "data.separator",
+}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -16,13 +24,19 @@ def run(arguments: Sequence[str]) -> int:
         "--text", action="append", default=[], metavar="FILE", help="a text instead of the run's own split"
     )
     parser.add_argument("--split", metavar="NAME", help="a split of the run's tokens (default: validation)")
+    add_settings(parser, short_names=_SETTINGS, only=_SETTINGS.values())
     parsed = parser.parse_args(arguments)
+    reading = given_settings(parsed)
     if parsed.text and parsed.split:
         raise RungError("both --text and --split are given", "a text is evaluated whole; keep one of them")
 
+    if reading and not parsed.text:
+        flag = f"--{next(iter(reading)).replace('_', '-')}"
+        raise RungError(f"{flag} is given, and no --text", "it says how a text is read: name the text")
+
     from rung.run.use import evaluate
 
-    held_out = evaluate(parsed.run, parsed.text, parsed.split or "validation")
+    held_out = evaluate(parsed.run, parsed.text, parsed.split or "validation", reading)
     result = {
         "loss": held_out.loss,
         "perplexity": held_out.perplexity,

@@ -15,7 +15,7 @@ import jax
 from rung import config as settings
 from rung.config import Config
 from rung.corpus import sources as corpus_sources
-from rung.corpus.documents import documents
+from rung.corpus.documents import documents, text_size
 from rung.errors import RungError
 from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
@@ -70,7 +70,7 @@ def prepare(
         return _from_tokens([Path(source) for source in made], base, changes, folder, say)
     files = corpus_sources.resolve(sources)
     total = sum(source.size for source in files)
-    config = _adapted(base if base is not None else _chosen(total, changes, say), changes, say)
+    config = _adapted(base if base is not None else _chosen(_text_size(files, changes), changes, say), changes, say)
     _check(config)
     if config.data.weights:
         check_weights(config.data.weights, len(sources))
@@ -212,6 +212,11 @@ def _described(store: Store) -> str:
         n_documents -= 1  # one document, cut in two
     empty = f" ({store.empty_documents} more are empty)" if store.empty_documents else ""
     return f"{n_documents:,} document{'s' * (n_documents != 1)}{empty}, {about}{n_bytes:,} bytes"
+
+
+def _text_size(files: Sequence[corpus_sources.Source], changes: Mapping[str, Any]) -> int:
+    reading = {path: value for path, value in changes.items() if path.startswith("data.")}
+    return text_size(files, settings.override(Config(), reading).data)
 
 
 def _chosen(text_bytes: int, given: Mapping[str, Any], say: Say) -> Config:

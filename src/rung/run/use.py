@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rung.config import GenerateConfig
+from rung.config import Config, DataConfig, GenerateConfig, override
 from rung.corpus import sources as corpus_sources
 from rung.decode.text import Completion, complete
 from rung.errors import RungError
@@ -34,7 +34,10 @@ def generate(run: Run | str | Path, prompt: str, settings: GenerateConfig | None
 
 
 def evaluate(
-    run: Run | str | Path, sources: str | Path | Sequence[str | Path] = (), split: str = "validation"
+    run: Run | str | Path,
+    sources: str | Path | Sequence[str | Path] = (),
+    split: str = "validation",
+    reading: Mapping[str, Any] | None = None,
 ) -> HeldOut:
     """Return the loss of a run's weights over a split of its store, or over other text.
 
@@ -44,6 +47,8 @@ def evaluate(
         run: a run or its folder.
         sources: text to evaluate on instead of the run's own.
         split: of the run's store.
+        reading: how the text is read, as ``{"data.format": "jsonl"}``, where it is not as the run's own; its format
+            is told by its name, whatever the run's own was.
 
     Raises:
         RungError: no such split; text that is too short, or that the run's tokenizer cannot spell.
@@ -57,7 +62,8 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="rung-evaluate-") as folder:
         with track(sum(file.size for file in files), "tokenizing") as on_progress:
             tokens = Path(folder) / "tokens"
-            store = build_store(files, run.tokenizer, tokens, _whole(run.config.data), on_progress=on_progress)
+            data = _whole(run.config, reading or {})
+            store = build_store(files, run.tokenizer, tokens, data, on_progress=on_progress)
         return _evaluated(run, store, "train")
 
 
@@ -88,11 +94,10 @@ def _watched(batches: Iterable[Any], tokens: Any, on_progress: OnProgress) -> It
         on_progress(tokens.text_bytes * targets // max(1, len(tokens) - 1), tokens.text_bytes)
 
 
-def _whole(data: Any) -> Any:
+def _whole(config: Config, reading: Mapping[str, Any]) -> DataConfig:
     """Return the data settings of a text that is evaluated whole: nothing of it held out."""
-    import dataclasses
-
-    return dataclasses.replace(data, validation=(), validation_fraction=0.0)
+    whole = {"data.validation": (), "data.validation_fraction": 0.0, "data.format": "auto"}
+    return override(config, {**whole, **reading}).data
 
 
 def _opened(run: Run | str | Path) -> Run:
