@@ -12,12 +12,14 @@ ACTIONS = {
     "files": "text files, rows, pages and books of any kind, packed or not",
     "hub": "a data set of the Hugging Face Hub",
     "clean": "a corpus without what is too short, repetitive, double, or held out elsewhere",
+    "show": "a look at a text or a corpus: sizes, scripts, lengths, samples",
 }
 _IN = {
     "aozora": "corpus_aozora.aozora",
     "files": "corpus_sources.files",
     "hub": "corpus_sources.hub",
     "clean": "corpus_clean.clean",
+    "show": "corpus_show.show",
 }
 
 

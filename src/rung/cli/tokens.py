@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 ACTIONS = {
     "build": "encode text into a token store, which `rung train` takes as its source",
     "import": "make a token store of files of ids that other programs made, used where they are",
+    "show": "a look at a store: sizes, most frequent tokens, lengths, and what a batch shows the model",
 }
 
 # What of the config decides the tokens, by short name.
@@ -37,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if arguments[0] not in ACTIONS:
         raise RungError(f"unknown action {arguments[0]!r} of rung tokens", nearest(arguments[0], ACTIONS))
-    return {"build": _build, "import": _import}[arguments[0]](arguments[1:])
+    return {"build": _build, "import": _import, "show": _show}[arguments[0]](arguments[1:])
 
 
 def _build(arguments: Sequence[str]) -> int:
@@ -103,6 +104,33 @@ def _import(arguments: Sequence[str]) -> int:
         say=say,
     )
     return _print_store(store, parsed.json)
+
+
+def _show(arguments: Sequence[str]) -> int:
+    parser = Parser("tokens show", "Sizes, frequent tokens, lengths, and rows of a batch as the model will see them.")
+    parser.add_argument("stores", nargs="+", metavar="STORE", help="a store, several as a mixture, ids, or a run")
+    parser.add_argument("--tokenizer", metavar="FILE", help="that made a bare file of ids")
+    parser.add_argument("--context-length", default="0", metavar="N", help="of the rows (default: the run's, or 256)")
+    parser.add_argument("--step", default="1", metavar="N", help="whose batch is shown (default: 1)")
+    parser.add_argument("--rows", default="3", metavar="N", help="of the batch (default: 3)")
+    parser.add_argument("--all", action="store_true", help="look at every token of a large store, not at a sample")
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots, too")
+    parsed = parser.parse_args(arguments)
+    numbers = {}
+    for name, least in (("context_length", 0), ("step", 1), ("rows", 1)):
+        flag = f"--{name.replace('_', '-')}"
+        numbers[name] = typed(flag, int, getattr(parsed, name))
+        if numbers[name] < least:
+            raise RungError(f"{flag} is {numbers[name]}", f"give {least} or more")
+
+    from rung.run.look import look_at_tokens
+
+    result = look_at_tokens(
+        parsed.stores, tokenizer_file=parsed.tokenizer, every_token=parsed.all, html=parsed.html, **numbers
+    )
+    lines = result.pop("lines")
+    print_result(result, parsed.json, "\n".join([*lines, *([f"\npage: {parsed.html}"] if parsed.html else [])]))
+    return 0
 
 
 def _add_flags(parser: Parser) -> None:

@@ -112,6 +112,15 @@ def check_languages(names: Sequence[str]) -> None:
                 )
 
 
+def language_of(text: str) -> str:
+    """Return the language that a text is most probably in, as en, ja (ISO 639-1).
+
+    Raises:
+        RungError: the library that tells languages is missing.
+    """
+    return str(_identifier().classify(text)[0])
+
+
 # Judges: each returns why a document goes, or None
 
 
