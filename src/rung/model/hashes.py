@@ -49,7 +49,14 @@ def _hash(x: jax.Array) -> jax.Array:
         place = place + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * jnp.uint32(step)
         assert length < 2**32
     mixed = _mixed(words ^ _mixed(place + jnp.uint32(_SEED)))
-    return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(_mixed(mixed), dtype=jnp.uint32)])
+    # Both sums in one reduction: two of them would have the mixtures of a whole array written out in between.
+    zero = jnp.uint32(0)
+    axes = tuple(range(words.ndim))
+    return jnp.stack(jax.lax.reduce((mixed, _mixed(mixed)), (zero, zero), _added, axes))
+
+
+def _added(one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return one[0] + two[0], one[1] + two[1]
 
 
 def _words(x: jax.Array) -> jax.Array:

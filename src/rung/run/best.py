@@ -36,14 +36,15 @@ class BestWeights:
 
     def write(self, weights: Any, progress: Progress) -> None:
         """Write weights, those of ``progress.step``; where that fails, say so and keep a copy of them for ``sync``."""
-        # A copy: on a CPU, what JAX gives is the buffer that the next step takes over.
-        on_host = jax.tree.map(np.array, jax.device_get(weights))
+        on_host, metadata = jax.device_get(weights), _metadata(progress)
         with self._lock:
-            self._waiting = on_host, _metadata(progress)
-        try:
-            self.sync()
-        except OSError as error:
-            self._say(f"{error.filename}: {error.strerror}; the weights of step {progress.step:,} wait in memory")
+            try:
+                save_weights(self._run / WEIGHTS, on_host, metadata)
+                self._waiting = None
+            except OSError as error:
+                # On a CPU, what JAX gives is the buffer itself, which the next step takes over.
+                self._waiting = jax.tree.map(np.array, on_host), metadata
+                self._say(f"{error.filename}: {error.strerror}; the weights of step {progress.step:,} wait in memory")
 
     def sync(self) -> None:
         """Write what waits.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import mmap
 import os
 import shutil
 import threading
@@ -28,6 +30,7 @@ DAMAGED = "damaged"
 STATE = "state.safetensors"
 RECORD = "checkpoint.json"
 
+_ALIGNMENT = 64  # bytes: a line of the cache
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)  # what reading a damaged one may raise
 
 
@@ -311,12 +314,28 @@ def read_pointer(path: Path) -> int | None:
 def _on_host(state: State) -> dict[str, np.ndarray]:
     """Return a copy of the arrays in host memory, by path: the step that comes next will take over their buffers."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    arrays = {
-        path_of(path): array for (path, _), array in zip(leaves, jax.device_get([x for _, x in leaves]), strict=True)
-    }
-    # On a CPU what JAX gives is the buffer itself.
-    on_cpu = all(device.platform == "cpu" for _, x in leaves for device in x.devices())
-    return {path: np.array(array) if on_cpu else np.asarray(array) for path, array in arrays.items()}
+    got = jax.device_get([x for _, x in leaves])
+    if all(device.platform == "cpu" for _, x in leaves for device in x.devices()):
+        got = _copied(got)  # what JAX gives there is the buffer itself
+    return {path_of(path): np.asarray(array) for (path, _), array in zip(leaves, got, strict=True)}
+
+
+def _copied(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Return copies of arrays in one block from the system, which has it back as soon as the last of them is gone.
+
+    A heap that keeps what is freed would have holes of their sizes, and not always use them for the next copies.
+    """
+    starts = list(itertools.accumulate((-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays), initial=0))
+    block = mmap.mmap(-1, max(1, starts[-1]))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            block.madvise(mmap.MADV_HUGEPAGE)
+    copies = [
+        np.ndarray(array.shape, array.dtype, block, start) for array, start in zip(arrays, starts[:-1], strict=True)
+    ]
+    for copy, array in zip(copies, arrays, strict=True):
+        copy[...] = array
+    return copies
 
 
 def _on_disk(path: Path) -> None:
