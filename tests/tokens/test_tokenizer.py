@@ -390,18 +390,43 @@ def test_one_line_without_a_space_trains_and_encodes_in_bounded_memory_and_time(
     assert tokenizer.trained_on.used_bytes == tokenizer.trained_on.total_bytes == n_bytes
 
 
-def test_text_beyond_the_training_budget_is_sampled_evenly_and_said(monkeypatch):
+def test_text_beyond_the_training_memory_is_sampled_by_key_and_said():
     from rung.tokens import training
 
-    monkeypatch.setattr(training, "_DISTINCT_BYTES", 100_000)
     pieces = [f"{k:07d}" * 2000 for k in range(100)]
-    tokenizer = Tokenizer.train([Document("numbers", iter(pieces))], TokenizerConfig(vocab_size=300))
+    memory = 96 * 200_000  # so much of distinct text
+    config = TokenizerConfig(vocab_size=300, training_memory=memory)
+    tokenizer = Tokenizer.train([Document("numbers", iter(pieces))], config)
     assert tokenizer.trained_on.total_bytes == 1_400_000
-    sample, text = training._sample(pieces)
-    assert sample == pieces[::16]
+    sample, text = training._sample(pieces, memory)
     assert text == tokenizer.trained_on
-    # Words that repeat within a piece cost little: common text is not sampled.
-    assert training._sample(["the same words " * 1000] * 100)[1].used_bytes == 1_500_000
+    numbers = [pieces.index(piece) for piece in sample]
+    assert numbers == sorted(numbers)
+    assert 3 <= len(numbers) <= 14  # an eighth or so: the most that 14 kB each leave room for
+    # A larger memory has all that a smaller one has, and a longer text only goes on.
+    more, _ = training._sample(pieces, 2 * memory)
+    assert set(sample) < set(more)
+    ranks = [training._rank(k) for k in range(100)]
+    level = min(ranks[k] for k in numbers)
+    assert numbers == [k for k in range(100) if ranks[k] >= level]
+    # Words that repeat cost nothing more: common text is learned from whole.
+    assert training._sample(["the same words " * 1000] * 100, memory)[1].used_bytes == 1_500_000
+    assert training._sample(["the same words " * 1000] * 100, 6 * 300_000)[1].used_bytes <= 300_000
+
+
+def test_half_of_all_pieces_have_each_next_rank():
+    from rung.tokens.training import _rank
+
+    ranks = np.bincount([_rank(k) for k in range(8192)])
+    assert all(abs(ranks[k] - 8192 / 2 ** (k + 1)) < 4 * (8192 / 2 ** (k + 1)) ** 0.5 for k in range(8))
+
+
+def test_a_text_of_one_piece_is_learned_from_whatever_the_memory():
+    from rung.tokens import training
+
+    assert training._sample(["ab " * 100_000], 1 << 20)[1].used_bytes == 300_000
+    sample, _ = training._sample([f"{k}" * 50_000 for k in range(20)], 1 << 20)
+    assert len(sample) == 1
 
 
 @pytest.mark.slow

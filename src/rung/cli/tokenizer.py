@@ -28,6 +28,7 @@ _SETTINGS = {
     "vocab-size": "tokenizer.vocab_size",
     "min-frequency": "tokenizer.min_frequency",
     "byte-fallback": "tokenizer.byte_fallback",
+    "training-memory": "tokenizer.training_memory",
     "encoding": "data.encoding",
     "format": "data.format",
     "text-column": "data.text_column",
@@ -66,6 +67,7 @@ def _train(arguments: Sequence[str]) -> int:
         "kind": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
         "hash": tokenizer.hash,
+        "trained_on": tokenizer.trained_on and vars(tokenizer.trained_on),
     }
     print_result(result, parsed.json, f"{parsed.out}: {tokenizer.kind}, {tokenizer.vocab_size:,} entries")
     return 0

@@ -95,8 +95,8 @@ def make_tokenizer(files: Sequence[corpus_sources.Source], config: Config, say: 
     learned = tokenizer.trained_on
     if learned and learned.used_bytes < learned.total_bytes:
         say(
-            f"tokenizer: learned from {learned.used_bytes:,} of {learned.total_bytes:,} bytes, a sample of pieces of 64 Ki "
-            f"characters, as more would go over tokenizer.training_memory {wanted.training_memory:,} bytes"
+            f"tokenizer: learned from {learned.used_bytes:,} of {learned.total_bytes:,} bytes, a sample of the text's "
+            f"pieces: all of it would take more than tokenizer.training_memory {wanted.training_memory:,} bytes"
         )
     if wanted.kind == "bpe" and tokenizer.vocab_size < wanted.vocab_size:
         say(
@@ -234,7 +234,13 @@ def _adapted(base: Config, changes: Mapping[str, Any], say: Say) -> Config:
 
 
 # What decides the tokens, and so is settled where they are made already.
-_SETTLED = ("tokenizer.kind", "tokenizer.vocab_size", "tokenizer.min_frequency", "tokenizer.byte_fallback")
+_SETTLED = (
+    "tokenizer.kind",
+    "tokenizer.vocab_size",
+    "tokenizer.min_frequency",
+    "tokenizer.training_memory",
+    "tokenizer.byte_fallback",
+)
 _READING = ("data.encoding", "data.format", "data.text_column", "data.separator")
 _SETTLED_IN_FILE = (*_SETTLED, *_READING, "data.validation")
 _SETTLED_IN_STORE = (*_SETTLED_IN_FILE, "data.validation_fraction")

@@ -212,7 +212,7 @@ class Tokenizer:
                 f"tokenizer.vocab_size {config.vocab_size} is too small for byte-level BPE",
                 f"it takes {_MIN_BPE} for the 256 bytes and {END}; or take --tokenizer.kind byte",
             )
-        inner, trained_on = train_bpe(pieces, END, config.vocab_size, config.min_frequency)
+        inner, trained_on = train_bpe(pieces, END, config.vocab_size, config.min_frequency, config.training_memory)
         return cls(inner, trained_on)
 
     def _checked(self, ids: Iterable[int] | np.ndarray) -> list[int]:

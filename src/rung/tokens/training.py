@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,27 +14,31 @@ from rung.tokens import engines
 if TYPE_CHECKING:
     import tokenizers
 
-# The trainer holds every distinct word, at 70 bytes of memory a byte of text. Text in words repeats them; text without
-# spaces (Japanese, one long line) does not, and is sampled once its words, distinct within a piece, exceed the budget.
-_DISTINCT_BYTES = 16 << 20
-_HELD_BYTES = 256 << 20
+# The trainer holds every distinct word, at up to 70 bytes of memory a byte of text. Text in words repeats them; text
+# without spaces (Japanese, one long line) hardly does. So of the memory allowed, these parts are the most that the
+# words of the text, and the text itself, may come to; both are exceeded by text that is then sampled.
+_DISTINCT = 1 / 96
+_HELD = 1 / 6
 # Each merge rewrites whole words, so that the time for runs without a space grows with their length: they are cut for
 # learning. Text is encoded uncut.
 _RUN_CHARS = 16
+_KEY = b"rung tokenizer"  # fixed, so that a text has one sample
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """How much of a text a vocabulary was learned from, in UTF-8 bytes; less than all is evenly spaced pieces of it."""
+    """How much of a text a vocabulary was learned from, in UTF-8 bytes; if not all, from a keyed sample of pieces."""
 
     used_bytes: int
     total_bytes: int
 
 
 def train_bpe(
-    pieces: Iterable[str], end: str, vocab_size: int, min_frequency: int
+    pieces: Iterable[str], end: str, vocab_size: int, min_frequency: int, memory: int
 ) -> tuple[tokenizers.Tokenizer, TrainingText]:
     """Return a byte-level BPE tokenizer with ``end`` as id 0 and all 256 bytes, and what it was learned from.
+
+    Text that would take more than about ``memory`` bytes is sampled, by piece.
 
     Raises:
         RungError: no text at all.
@@ -41,7 +46,7 @@ def train_bpe(
     import tokenizers
     from tokenizers import pre_tokenizers, trainers
 
-    sample, text = _sample(pieces)
+    sample, text = _sample(pieces, memory)
     if not sample:
         raise RungError("no text to learn a tokenizer from", "name a file that has text in it")
     trainer = trainers.BpeTrainer(
@@ -59,18 +64,40 @@ def train_bpe(
     return learner, text
 
 
-def _sample(pieces: Iterable[str]) -> tuple[list[str], TrainingText]:
-    """Return every piece, or every 2nd, 4th, 8th ... of them: the most that the budgets hold."""
-    kept: list[tuple[str, int, int]] = []  # piece, bytes, bytes in distinct words
-    stride, total = 1, 0
+def _sample(pieces: Iterable[str], memory: int) -> tuple[list[str], TrainingText]:
+    """Return every piece, or half, a quarter, an eighth ... of them: the most that the memory holds.
+
+    Which ones is a function of their numbers alone: a piece is in half of the samples that the next larger one is in.
+    """
+    kept: list[tuple[int, str, int]] = []  # rank, piece, bytes
+    words: set[str] = set()
+    level = total = held = distinct = 0
     for number, piece in enumerate(pieces):
-        size = utf8_length(piece)
+        size, rank = utf8_length(piece), _rank(number)
         total += size
-        if number % stride:
+        if rank < level:
             continue
-        kept.append((piece, size, sum(map(utf8_length, set(piece.split())))))
-        while len(kept) > 1 and (
-            sum(distinct for _, _, distinct in kept) > _DISTINCT_BYTES or sum(size for _, size, _ in kept) > _HELD_BYTES
-        ):
-            kept, stride = kept[::2], stride * 2
-    return [piece for piece, _, _ in kept], TrainingText(sum(size for _, size, _ in kept), total)
+        kept.append((rank, piece, size))
+        held += size
+        distinct += _add_words(words, piece)
+        while len(kept) > 1 and (distinct > _DISTINCT * memory or held > _HELD * memory):
+            level += 1
+            kept = [one for one in kept if one[0] >= level] or [max(kept, key=lambda one: one[0])]
+            words.clear()
+            held = sum(size for _, _, size in kept)
+            distinct = sum(_add_words(words, piece) for _, piece, _ in kept)
+    return [piece for _, piece, _ in kept], TrainingText(held, total)
+
+
+def _add_words(words: set[str], piece: str) -> int:
+    """Add the words of a piece; return the bytes of those that are new."""
+    new = set(piece.split()) - words
+    words |= new
+    return sum(map(utf8_length, new))
+
+
+def _rank(number: int) -> int:
+    """Return how often a fair coin, thrown for each number on its own, falls heads before tails."""
+    digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8, key=_KEY).digest()
+    drawn = int.from_bytes(digest, "little") | 1 << 63
+    return (drawn & -drawn).bit_length() - 1
