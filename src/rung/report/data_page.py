@@ -15,7 +15,7 @@ from rung.report.series import log_ticks, ticks
 from rung.report.words import NEWLINE, NOTHING, TAB, count, decimal, excerpt, plural, safe, short, visible
 from rung.tokens.batches import IGNORED
 from rung.tokens.look import SplitLook, Window
-from rung.tokens.tokenizer import Tokenizer
+from rung.tokens.tokenizer import StreamDecoder, Tokenizer
 
 STYLE = "data.css"
 MOST_FREQUENT = 30  # tokens shown
@@ -24,6 +24,9 @@ MOST_SCRIPTS = 20
 SHOWN_CHARS = 1200  # of a document, on the page
 DRAWN_TOKENS = 2048  # of a window
 EDGE = 6  # positions that the table of a window shows at either end; half as many around a border
+SPACE, WIDE_SPACE = "␣", "□"
+BEGUN = "▫"  # stands for a token that ends within a character
+BAR = 40  # columns of a terminal, of the longest bar
 WIDTH, HEIGHT = 1000, 400  # units of a drawing, before it is stretched
 
 
@@ -262,7 +265,7 @@ def _numbers(cells: Sequence[tuple[str, str, str]]) -> str:
         f'<span class="detail">{safe(detail)}</span></dd></div>'
         for name, value, detail in cells
     )
-    return f'<dl class="numbers">{"".join(items)}</dl>'
+    return f'<dl class="numbers{" four" if len(cells) % 4 == 0 else ""}">{"".join(items)}</dl>'
 
 
 def _section(title: str, content: str) -> str:
@@ -340,14 +343,19 @@ def _metadata(metadata: Mapping[str, Any]) -> str:
 def _windows(view: TokenView) -> str:
     note = (
         "Each box is a token; a new document begins at a coloured edge, with the end of text that its first token is "
-        "predicted from. Of a token a model sees what stands before it in its own document. Struck out: no target."
+        "predicted from. Of a token a model sees what stands before it in its own document. Struck out: no target. "
+        f"{BEGUN}: a token that ends within a character, which stands in the box of the token that completes it."
     )
     return f'<p class="note">{note}</p>' + "".join(_window(view, window) for window in view.windows)
 
 
 def _window(view: TokenView, window: Window) -> str:
     borders = _borders(window)
-    tokens = "".join(_box(view.tokenizer, window, k, k in borders) for k in range(len(window.tokens_T))[:DRAWN_TOKENS])
+    written = StreamDecoder(view.tokenizer)
+    tokens = "".join(
+        _box(view.tokenizer, window, k, written.push([token]), k in borders)
+        for k, token in enumerate(window.tokens_T[:DRAWN_TOKENS].tolist())
+    )
     if len(window.tokens_T) > DRAWN_TOKENS:
         tokens += f"<small> … {plural(len(window.tokens_T) - DRAWN_TOKENS, 'more token')}</small>"
     rows = ""
@@ -370,13 +378,15 @@ def _window(view: TokenView, window: Window) -> str:
     )
 
 
-def _box(tokenizer: Tokenizer, window: Window, position: int, border: bool) -> str:
+def _box(tokenizer: Tokenizer, window: Window, position: int, written: str, border: bool) -> str:
+    """Return one token; ``written`` is the text that is whole with it, nothing where a character is only begun."""
     token, target = int(window.tokens_T[position]), int(window.targets_T[position])
     classes = ["odd"] if position % 2 else []
     classes += ["border"] if border else []
     classes += ["special"] if token in tokenizer.special_ids else []
-    piece = _piece(tokenizer, token).replace(NEWLINE, f"{NEWLINE}\n")
-    said = f"position {position}: id {token}, then {_target(tokenizer, target)}"
+    piece = _marked(written) or (tokenizer.show(token) if token in tokenizer.special_ids else BEGUN)
+    piece = piece.replace(NEWLINE, f"{NEWLINE}\n")
+    said = f"position {position}: {_piece(tokenizer, token)}, id {token}; target {_target(tokenizer, target)}"
     tag = "i" if target == IGNORED else "b"
     return f'<{tag} class="{" ".join(classes)}" title="{safe(said)}">{safe(piece)}</{tag}>'
 
@@ -494,14 +504,13 @@ def _figure(
 def _length_lines(lengths: Lengths, unit: str) -> list[str]:
     bins = lengths.histogram(1)
     most = max((number for _, _, number in bins), default=1)
-    rows = [
-        (f"{count(start)} to {count(stop)}", count(number), "#" * round(40 * number / most))
-        for start, stop, number in bins
-    ]
-    said = (
-        f"documents by length in {unit}: median {count(lengths.quantile(0.5))}, longest {count(lengths.greatest or 0)}"
-    )
-    return [said, *(f"    {line}" for line in columns(("", "", ""), rows, left=1)[1:])]
+    table = columns(("", "", ""), [(count(start), "to", count(stop)) for start, stop, _ in bins], left=0)[1:]
+    wide = max((len(count(number)) for _, _, number in bins), default=0)
+    middle, longest = count(lengths.quantile(0.5)), count(lengths.greatest or 0)
+    lines = [f"documents by length in {unit}: median {middle}, longest {longest}"]
+    for row, (_, _, number) in zip(table, bins, strict=True):
+        lines.append(f"    {row}  {count(number):>{wide}}  {'#' * -(-BAR * number // most)}".rstrip())
+    return lines
 
 
 def _length_values(lengths: Lengths) -> dict[str, Any]:
@@ -516,7 +525,13 @@ def _length_values(lengths: Lengths) -> dict[str, Any]:
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str:
-    return visible(tokenizer.show(token)).replace("\n", NEWLINE).replace("\t", TAB)
+    """Return a token as it stands alone, its white space as marks."""
+    piece = _marked(tokenizer.show(token))
+    return piece if token in tokenizer.special_ids else piece.replace(" ", SPACE).replace("\u3000", WIDE_SPACE)
+
+
+def _marked(text: str) -> str:
+    return visible(text).replace("\n", NEWLINE).replace("\t", TAB)
 
 
 def _target(tokenizer: Tokenizer, target: int) -> str:
