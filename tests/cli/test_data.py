@@ -1,0 +1,101 @@
+"""``rung tokens import``, ``rung tokens show``, ``rung corpus show`` and mixtures, as they are typed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def store(rung, text, bpe, here):
+    rung("tokens", "build", text, "--tokenizer", bpe, "--out", "store")
+    return here / "store"
+
+
+def test_ids_are_imported_and_trained_on(rung, tiny, bpe, here):
+    ids = np.random.default_rng(0).integers(0, 300, 4000).astype(np.uint16)
+    ids.tofile(here / "train.bin")
+    done = rung("tokens", "import", "train.bin", "--tokenizer", bpe, "--json")
+    assert done.json["store"] == "tokens/train"
+    assert done.json["train"]["tokens"] + done.json["validation"]["tokens"] == 4000
+    assert rung("train", "tokens/train", *tiny, "--run", "one", "--steps", 1, "--json").json["validation_loss"] > 0
+    bare = rung("train", "train.bin", "--tokenizer", bpe, *tiny, "--run", "two", "--steps", 1, "--json")
+    assert bare.json["validation_loss"] > 0
+    shown = rung(
+        "tokens", "import", "train.bin", "--tokenizer", bpe, "--out", "v", "--verify", "--validation-fraction", 0
+    )
+    assert "4,000 tokens" in shown.text
+    assert "validation" not in shown.text
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("tokens import missing.bin --tokenizer BPE", "missing.bin is not there"),
+        ("tokens import odd.bin --tokenizer BPE", "no whole number of uint16"),
+        ("tokens import a.bin --tokenizer BPE --dtype uint8", "invalid choice"),
+        ("tokens import wide.bin --tokenizer BPE", "every second uint16 is 0"),
+        ("tokens import high.bin --tokenizer BPE", "token 7 has the token id 65535"),
+        ("tokens import a.bin --tokenizer BPE --validation a.bin", "named twice"),
+        ("tokens import a.bin --tokenizer BPE --validation b --validation-fraction 0.1", "both --validation and"),
+        ("tokens import a.bin --tokenizer BPE --validation-fraction 0.9", "is 0.9"),
+        ("tokens show a.bin", "no tokenizer is named"),
+        ("tokens show nowhere", "no token store at nowhere"),
+        ("tokens show a.bin --tokenizer BPE --rows 0", "--rows is 0"),
+        ("tokens show a.bin --tokenizer BPE --html no/where.html", "cannot write no/where.html"),
+        ("corpus show nowhere.txt", "no file or folder nowhere.txt"),
+        ("corpus show a.txt --samples -1", "--samples is -1"),
+        ("train a.bin b.bin --tokenizer BPE", "is a file of ids, and a mixture is of token stores"),
+    ],
+)
+def test_mistakes_are_two_lines(rung, bpe, here, words, problem):
+    for name in ("a.bin", "b.bin"):
+        np.arange(1, 200, dtype=np.uint16).tofile(here / name)
+    np.arange(1, 200, dtype=np.uint32).tofile(here / "wide.bin")
+    (here / "odd.bin").write_bytes(b"\1\0\2")
+    np.array([1, 2, 3, 4, 5, 6, 7, 65535], np.uint16).tofile(here / "high.bin")
+    (here / "a.txt").write_text("text")
+    done = rung(*(bpe if word == "BPE" else word for word in words.split()))
+    assert done.status == 2
+    lines = done.err.strip().splitlines()
+    assert len(lines) == 2, done.err
+    assert problem in lines[0]
+    assert lines[1].startswith("hint: ")
+
+
+def test_a_mixture_as_it_is_typed(rung, text, tiny, bpe, store, here):
+    (here / "other.txt").write_text("Call me Ishmael. Some years ago, never mind how long precisely. " * 40)
+    rung("tokens", "build", "other.txt", "--tokenizer", bpe, "--out", "other")
+    flags = ("--data.weights", 3, "--data.weights", 1, "--run", "mixed", "--steps", 4, "--json")
+    done = rung("train", "store", "other", *tiny, *flags)
+    assert "mixture: store, 75.00% of the rows" in done.err
+    assert "sources at step 4:" in done.err
+    told = [json.loads(line) for line in (here / "mixed/metrics.jsonl").read_text().splitlines()]
+    assert [line["losses"].keys() for line in told if line["event"] == "mixture"][-1] == {"store", "other"}
+    shown = rung("tokens", "show", "mixed", "--json").json
+    assert {window["source"] for window in shown["windows"]} == {"store", "other"}
+    assert shown["context_length"] == 32
+
+
+def test_a_look_at_text(rung, text, here):
+    done = rung("corpus", "show", text, "--samples", 1, "--html", "look.html")
+    assert "Latin" in done.text
+    assert "page: look.html" in done.text
+    assert (here / "look.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    told = rung("corpus", "show", text, "--json").json
+    assert told["documents"] == 1
+    assert told["bytes"] == len(text.read_bytes())
+    assert told["characters"] == len(text.read_text(encoding="utf-8"))
+
+
+def test_a_look_at_tokens(rung, store, here):
+    done = rung("tokens", "show", "store", "--html", "look.html", "--rows", 2, "--context-length", 20)
+    assert "most frequent" in done.text
+    assert "step 1, row 1" in done.text
+    assert (here / "look.html").exists()
+    told = rung("tokens", "show", "store", "--json", "--rows", 1, "--context-length", 20).json
+    (window,) = told["windows"]
+    assert window["tokens"][1:] == window["targets"][:-1] or -1 in window["targets"]
+    assert told["splits"]["train"]["looked_at"] == told["splits"]["train"]["tokens"]
