@@ -46,6 +46,8 @@ def value_of(path):
         return st.sampled_from(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         of = typing.get_args(kind)[0]
+        if of is float:
+            return st.lists(st.floats(0.01, 100)).map(tuple)
         return st.lists(st.sampled_from(typing.get_args(of)) if typing.get_args(of) else st.text(max_size=5)).map(tuple)
     if kind is bool:
         return st.booleans()

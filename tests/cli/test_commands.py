@@ -55,7 +55,8 @@ def test_resume_goes_on_and_gives_the_same_kind_of_result(rung, trained, tmp_pat
         "run": str(run),
         "report": str(run / "report.html"),
     }
-    longer = rung("resume", run, "--steps", "8", "--json")
+    assert rung("resume", run, "--steps", "8").status == 2
+    longer = rung("resume", run, "--steps", "8", "--reschedule", "--json")
     assert (longer.status, longer.json["steps"]) == (0, 8)
     assert longer.json.keys() == trained[1].json.keys()
 

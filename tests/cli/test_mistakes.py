@@ -19,7 +19,7 @@ def files(here) -> Path:
     (here / "novel.txt").write_text("It was a dark and stormy night; the rain fell in torrents.\n" * 30)
     (here / "empty.txt").write_bytes(b"")
     (here / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 4)
-    (here / "zeros.bin").write_bytes(b"\0" * 2000)
+    (here / "zeros.dat").write_bytes(b"\0" * 2000)
     (here / "shift-jis.txt").write_bytes(JAPANESE.encode("cp932"))
     (here / "a-folder").mkdir()
     (here / "config.toml").write_text("[model]\nd_modle = 3\n")
@@ -36,7 +36,7 @@ TRAIN = [
     ("a-folder", "no files in folder a-folder", "text files"),
     ("*.md", "no file matches *.md", "pattern"),
     ("picture.png", "picture.png: byte 0x89 at offset 0 is not utf-8", "PNG"),
-    ("zeros.bin", "zeros.bin looks binary", "--encoding"),
+    ("zeros.dat", "zeros.dat looks binary", "--encoding"),
     ("shift-jis.txt", "shift-jis.txt: byte 0x8d at offset 0 is not utf-8", "--encoding cp932"),
     ("novel.txt --encoding klingon", "unknown encoding 'klingon'", ""),
     ("novel.txt --preset demoo", "unknown preset 'demoo'", "did you mean demo?"),
@@ -77,7 +77,7 @@ TRAIN = [
     ("novel.txt novel.txt", "novel.txt is named twice", "once"),
     ("tokens.safetensors --tokenizer tokenizer.json", "tokenizer.json is not a tokenizer.json", ""),
     ("tokens.safetensors", "no tokenizer is named", "--tokenizer FILE"),
-    ("", "missing SOURCE", "--help"),
+    ("", "nothing to train on", "run to start from"),
 ]
 
 
