@@ -120,7 +120,7 @@ OTHERS = [
     ("evaluate RUN --split test", "no test split", "train, validation"),
     ("evaluate nowhere", "no run folder nowhere", ""),
     ("resume nowhere", "no run folder nowhere", ""),
-    ("resume RUN --steps many", "--steps is 'many', not a whole number", ""),
+    ("resume RUN --steps many", "--train.steps is 'many', not a whole number", ""),
     ("resume RUN --steps 2", "has done 6 steps, and 2 are asked", "more"),
     ("demo --steps many", "--steps is 'many'", ""),
     ("demo --steps 0", "the run has no length", ""),
