@@ -22,7 +22,7 @@ END = BYTE.end_id
 
 
 def test_everything_is_counted_as_by_plain_counting():
-    ids = BYTE.encode("to be, or not to be").tolist() + [END] + BYTE.encode("that").tolist() + [END]
+    ids = [*BYTE.encode("to be, or not to be").tolist(), END, *BYTE.encode("that").tolist(), END]
     found = look_at_split(Tokens([np.array(ids)], np.array([0, 20]), end_id=END), BYTE)
     times = Counter(ids)
     assert found.counts_V.tolist() == [times[token] for token in range(257)]

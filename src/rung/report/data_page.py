@@ -93,7 +93,7 @@ def text_lines(view: TextView) -> list[str]:
     """Return the look at a text as lines for a terminal."""
     look = view.look
     numbers = [(name, f"{value}  {detail}".rstrip()) for name, value, detail in _text_numbers(look)]
-    lines = [view.title, "", *columns(("", ""), numbers, left=2)[1:]]
+    lines = [visible(view.title), "", *columns(("", ""), numbers, left=2)[1:]]
     tables: list[tuple[str, Mapping[str, int], int]] = [("script", look.scripts, look.characters)]
     if view.languages:
         tables.append((f"language (of {sum(view.languages.values())})", view.languages, sum(view.languages.values())))
@@ -153,7 +153,7 @@ def token_page(view: TokenView) -> str:
 
 def token_lines(view: TokenView) -> list[str]:
     """Return the look at a store as lines for a terminal."""
-    lines = [view.title, *view.notes, ""]
+    lines = [visible(view.title), *map(visible, view.notes), ""]
     rows = [
         (
             name,
