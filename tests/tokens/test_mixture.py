@@ -218,10 +218,10 @@ def test_what_makes_no_mixture_is_refused(stores, tmp_path):
     )
     with pytest.raises(RungError, match="are of different tokenizers"):
         MixedStore([stores[0], other], (1, 1))
-    with pytest.raises(RungError, match="3 of data.weights are given, and there are 2 sources"):
+    with pytest.raises(RungError, match=r"3 of data\.weights are given, and there are 2 sources"):
         MixedStore(stores, (1, 2, 3))
     for wrong in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(RungError, match="data.weights has"):
+        with pytest.raises(RungError, match=r"data\.weights has"):
             MixedStore(stores, (1, wrong))
     with pytest.raises(RungError, match="is named twice"):
         MixedStore([stores[0], stores[0]], (1, 1))
