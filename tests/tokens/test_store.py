@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
+import subprocess
 import sys
 import tarfile
 import time
@@ -20,6 +22,7 @@ from rung.corpus.documents import Document, Scan, documents, even_pieces
 from rung.corpus.sources import resolve
 from rung.errors import RungError
 from rung.tokens import store as store_module
+from rung.tokens import writing
 from rung.tokens.split import hold_out
 from rung.tokens.store import Tokens, TokenStore, build_store
 from rung.tokens.tokenizer import Tokenizer
@@ -226,7 +229,7 @@ def test_a_bare_file_takes_its_documents_from_the_end_of_text(tmp_path, tokenize
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError("No space left on device"), RungError("a", "b")])
 def test_a_build_that_is_interrupted_leaves_nothing(tmp_path, novels, tokenizer, monkeypatch, failure):
-    calls, write = [], store_module.ShardWriter.write
+    calls, write = [], writing.ShardWriter.write
 
     def interrupted(self, tokens):
         calls.append(1)
@@ -234,11 +237,161 @@ def test_a_build_that_is_interrupted_leaves_nothing(tmp_path, novels, tokenizer,
             raise failure
         write(self, tokens)
 
-    monkeypatch.setattr(store_module.ShardWriter, "write", interrupted)
+    monkeypatch.setattr(writing.ShardWriter, "write", interrupted)
     out = tmp_path / "stores/store"
     with pytest.raises(KeyboardInterrupt if failure is KeyboardInterrupt else RungError):
         build_store([novels[0]], tokenizer, out, SEPARATED)
     assert list(out.parent.iterdir()) == []
+
+
+@pytest.fixture
+def keeps_often(monkeypatch):
+    monkeypatch.setattr(writing, "_SAVE_TOKENS", 150)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError("No space left on device")])
+@pytest.mark.parametrize("data", [SEPARATED, DataConfig()])
+@pytest.mark.parametrize("after", [12, 25, 39, 52])
+def test_an_interrupted_build_goes_on_and_ends_the_same(
+    tmp_path, novels, tokenizer, monkeypatch, keeps_often, failure, data, after
+):
+    if not data.separator:  # one document, in pieces short enough to be many
+        pieces = {"PIECE_CHARS": 100}
+        monkeypatch.setattr("rung.corpus.documents.even_pieces.__defaults__", (pieces["PIECE_CHARS"],))
+    build_store([novels[0]], tokenizer, tmp_path / "whole", data, shard_tokens=211)
+    write, encode = writing.ShardWriter.write, Tokenizer.encode
+    calls, encoded = [], []
+
+    def interrupted(self, tokens):
+        calls.append(1)
+        if len(calls) == after:
+            raise failure
+        write(self, tokens)
+
+    monkeypatch.setattr(writing.ShardWriter, "write", interrupted)
+    out = tmp_path / "stores/store"
+    with pytest.raises(KeyboardInterrupt if failure is KeyboardInterrupt else RungError):
+        build_store([novels[0]], tokenizer, out, data, shard_tokens=211)
+    assert [path.name for path in out.parent.iterdir()] == [".store.partial"]
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encoded.append(text) or encode(self, text))
+    monkeypatch.setattr(store_module, "scan", None)  # it was kept
+    build_store([novels[0]], tokenizer, out, data, shard_tokens=211)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    assert [path.name for path in out.parent.iterdir()] == ["store"]
+    text = novels[0].read_bytes().decode().replace("<|endoftext|>", "" if data.separator else "<|endoftext|>")
+    assert 0 < len("".join(encoded)) < len(text)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("change", ["text", "tokenizer", "settings", "shards"])
+def test_what_was_begun_from_anything_else_is_not_gone_on_from(
+    tmp_path, novels, tokenizer, monkeypatch, keeps_often, change
+):
+    path, _ = novels
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build_store([path], tokenizer, tmp_path / "store", SEPARATED, shard_tokens=211)
+    assert (tmp_path / ".store.partial").is_dir()
+    data, shard_tokens = SEPARATED, 211
+    if change == "text":
+        path.write_bytes(path.read_bytes().replace(b"Novel 3", b"Novel X"))
+    elif change == "tokenizer":
+        tokenizer = train("something else altogether", vocab_size=260)
+    elif change == "settings":
+        data = DataConfig(separator="<|endoftext|>", validation_fraction=0.2)
+    else:
+        shard_tokens = 300
+    build_store([path], tokenizer, tmp_path / "store", data, shard_tokens=shard_tokens)
+    build_store([path], tokenizer, tmp_path / "fresh", data, shard_tokens=shard_tokens)
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "fresh")
+
+
+def test_a_build_cut_short_while_its_shards_got_their_names_goes_on(
+    tmp_path, novels, tokenizer, monkeypatch, keeps_often
+):
+    build_store([novels[0]], tokenizer, tmp_path / "whole", SEPARATED, shard_tokens=211)
+    with monkeypatch.context() as patch:
+        patch.setattr(writing._SplitWriter, "finish", renames_two)
+        with pytest.raises(KeyboardInterrupt):
+            build_store([novels[0]], tokenizer, tmp_path / "store", SEPARATED, shard_tokens=211)
+    assert len(list((tmp_path / ".store.partial").glob("*-of-*"))) == 2
+    build_store([novels[0]], tokenizer, tmp_path / "store", SEPARATED, shard_tokens=211)
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
+
+
+def renames_two(writer):
+    writer._close()
+    for k, path in enumerate(writer.paths[:2]):
+        path.rename(path.with_name(writing.shard_name("train", k, 9)))
+    raise KeyboardInterrupt
+
+
+BUILD = """
+import sys
+from rung.config import DataConfig
+from rung.tokens import writing
+from rung.tokens.store import build_store
+from rung.tokens.tokenizer import Tokenizer
+writing._SAVE_TOKENS = 20_000
+build_store([sys.argv[1]], Tokenizer.load(sys.argv[2]), sys.argv[3], DataConfig(separator="<|endoftext|>"),
+            workers=int(sys.argv[4]), shard_tokens=70_001)
+"""
+
+
+@pytest.mark.medium
+def test_killed_again_and_again_a_build_ends_the_same_with_any_number_of_workers(tmp_path, tokenizer):
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh 雪国", k=6)) for _ in range(2000)]
+    texts = [" ".join(rng.choices(words, k=rng.randrange(50, 1500))) for _ in range(400)]
+    (tmp_path / "text.txt").write_text("<|endoftext|>".join(texts), encoding="utf-8")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "build.py").write_text(BUILD)
+
+    def start(out: str, workers: int) -> subprocess.Popen:
+        names = ["build.py", "text.txt", "tokenizer.json", out]
+        return subprocess.Popen([sys.executable, *(str(tmp_path / name) for name in names), str(workers)])
+
+    assert start("whole", 1).wait() == 0
+    progress = tmp_path / ".store.partial/progress.npz"
+    stamp = 0
+    for workers in (1, 2, 3):
+        process = start("store", workers)
+        while process.poll() is None and (not progress.exists() or progress.stat().st_mtime_ns <= stamp):
+            time.sleep(0.001)
+        assert process.poll() is None, "it was done before it could be killed"
+        process.kill()
+        process.wait()
+        stamp = progress.stat().st_mtime_ns
+    assert start("store", 2).wait() == 0
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
+    assert len(files_of(tmp_path / "store")) > 5
+
+
+@pytest.mark.medium
+def test_the_store_of_an_engine_is_that_of_threads(tmp_path, novels, tokenizer, monkeypatch):
+    from rung.corpus.workers import engine
+    from rung.tokens import encoding
+
+    monkeypatch.setattr(encoding, "_BATCH_CHARS", 500)
+    build_store([novels[0]], tokenizer, tmp_path / "threads", SEPARATED)
+    for workers in (1, 2):
+        with engine("local", workers) as made:
+            build_store([novels[0]], tokenizer, tmp_path / f"{workers}", SEPARATED, engine=made)
+        assert files_of(tmp_path / f"{workers}") == files_of(tmp_path / "threads")
+
+
+def test_an_engine_says_where_a_character_is_that_cannot_be_spelled(tmp_path):
+    from rung.corpus.workers import engine
+
+    tokenizer = train("abc ", kind="char", byte_fallback=False)
+    (tmp_path / "text.txt").write_text("abc " * 50_000 + "abcd")
+    with engine("local", 1) as made, pytest.raises(RungError, match=r"text.txt: character 'd' .* at offset 200003"):
+        build_store([tmp_path / "text.txt"], tokenizer, tmp_path / "store", DataConfig(), engine=made)
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_store_is_replaced_only_when_asked_and_only_when_the_new_one_is_whole(

@@ -174,7 +174,7 @@ class CorpusWriter:
         self._partial = self.out.parent / f".{self.out.name}.partial"
         with self._disk():
             self._partial.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self._partial / _LOCK, self.out)
+            self._lock = locked(self._partial / _LOCK, self.out)
             self._take_up()
 
     @property
@@ -342,6 +342,21 @@ def fingerprint_corpus(corpus: Corpus, hash_file: Callable[[Path], Mapping[str, 
     return {"name": corpus.path.name, "bytes": corpus.bytes, "sha256": digest.hexdigest(), "sampled": sampled}
 
 
+def locked(path: Path, out: Path) -> BinaryIO | None:
+    """Hold a lock, which ends with this process; None where the system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise RungError(f"{out} is being made by another process", "wait for it, or name another folder") from None
+    return file
+
+
 # Helpers
 
 _PROGRESS = "progress.json"
@@ -501,21 +516,6 @@ def _check_replaceable(out: Path, overwrite: bool) -> None:
         raise RungError(f"{out} exists", "name another folder, or replace it with --overwrite")
     if not is_corpus(out):
         raise RungError(f"{out} is not a corpus, so it is not overwritten", "name another folder with --out")
-
-
-def _locked(path: Path, out: Path) -> BinaryIO | None:
-    """Hold a lock, which ends with this process; None where the system has no such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise RungError(f"{out} is being made by another process", "wait for it, or name another folder") from None
-    return file
 
 
 def _publish(partial: Path, out: Path) -> None:

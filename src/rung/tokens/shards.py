@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,19 +21,31 @@ _CODES = {"uint16": "U16", "uint32": "U32"}
 
 
 class ShardWriter:
-    """Writes ``tokens`` as they come, then ``document_starts``; the file is a safetensors file once closed."""
+    """Writes ``tokens`` as they come, then ``document_starts``; the file is a safetensors file once closed.
 
-    def __init__(self, path: Path, dtype: str):
+    A file that holds ``n_tokens`` already is cut after them and goes on; ``document_starts`` are those that it has.
+    """
+
+    def __init__(self, path: Path, dtype: str, n_tokens: int = 0, document_starts: Iterable[int] = ()):
         self.path = path
-        self.n_tokens = 0
-        self.document_starts: list[int] = []  # positions in the whole split
+        self.n_tokens = n_tokens
+        self.document_starts = array("q", document_starts)  # positions in the whole split
         self._dtype = dtype
-        self._file: BinaryIO = path.open("wb")
-        self._file.write(b"\0" * (8 + _HEADER_BYTES))
+        self._file: BinaryIO = path.open("r+b" if n_tokens else "wb")
+        if n_tokens:
+            self._file.truncate(8 + _HEADER_BYTES + n_tokens * np.dtype(dtype).itemsize)
+            self._file.seek(0, os.SEEK_END)
+        else:
+            self._file.write(b"\0" * (8 + _HEADER_BYTES))
 
     def write(self, tokens: np.ndarray) -> None:
         self._file.write(tokens.astype(self._dtype).tobytes())
         self.n_tokens += len(tokens)
+
+    def flush(self) -> None:
+        """Wait until the disk has the tokens so far."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Write what follows the tokens, then the header, and wait until the disk has all of it."""

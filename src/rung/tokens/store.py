@@ -9,25 +9,24 @@ import json
 import os
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rung.config import DataConfig
-from rung.corpus.documents import MAX_NAMES, Document, OnProgress, Scan, documents, even_pieces, scan, utf8_length
+from rung.corpus.documents import Document, OnProgress, Scan, documents, even_pieces, scan
 from rung.corpus.sources import Source, fingerprint, resolve
+from rung.corpus.workers import Engine
 from rung.errors import RungError
-from rung.tokens.engines import UnknownCharacter
+from rung.tokens.encoding import encoded
 from rung.tokens.in_place import bare_tokens, open_splits
 from rung.tokens.mapped import Tokens
-from rung.tokens.shards import ShardWriter, read_shard
+from rung.tokens.shards import read_shard
 from rung.tokens.split import Split, hold_out
 from rung.tokens.tokenizer import Tokenizer, umask
+from rung.tokens.writing import Begin, End, Part, StoreWriter, shard_name
 
 VERSION = 1
 DATASET = "dataset.json"
@@ -35,7 +34,6 @@ TOKENIZER = "tokenizer.json"  # a copy of the one that made the tokens
 SPLITS = ("train", "validation", "test")
 SHARD_TOKENS = 1 << 27
 
-_MIN_TOKENS = 2  # one input and its target
 # What of the config decides the tokens; the store remembers it.
 _SETTINGS = ("encoding", "format", "text_column", "separator", "validation", "validation_fraction")
 
@@ -154,18 +152,23 @@ def build_store(
     counted: Scan | None = None,
     overwrite: bool = False,
     full_hash: bool = False,
+    engine: Engine | None = None,
     workers: int = 0,
     shard_tokens: int = SHARD_TOKENS,
     on_progress: OnProgress | None = None,
 ) -> TokenStore:
     """Encode documents into a token store at ``out``: whole, or not at all.
 
+    What is encoded is kept beside ``out`` every few seconds, so that the same call goes on from there after an
+    interruption. The store depends neither on that nor on the engine and its workers.
+
     Args:
         sources: what ``resolve`` takes or returns.
         counted: a scan of the same sources, where it has been made; else it is made here.
         overwrite: replace a store that is there.
         full_hash: fingerprint large files whole, not by samples.
-        workers: encoding threads; 0 is one a core. The store does not depend on it.
+        engine: where text is encoded; None: by threads of this process.
+        workers: threads, where there is no engine; 0 is one a core.
         shard_tokens: tokens in every shard but the last of a split.
         on_progress: told (bytes done, bytes in all) of the text encoded, after the scan.
 
@@ -179,22 +182,24 @@ def build_store(
         raise RungError(f"{sorted(shared)[0]} is both training and validation text", "hold out other files")
     if out.exists() and not overwrite:
         raise RungError(f"{out} exists", "name another folder, or replace it with --overwrite")
-    counted = counted or scan(training, data)
-    held_out = Split() if validation else hold_out(counted, data.validation_fraction)
-    with new_store(out) as partial:
-        build = _Build(partial, tokenizer, shard_tokens, workers)
-        try:
-            made_from = {
-                "data": {name: _plain(getattr(data, name)) for name in _SETTINGS},
-                "sources": [fingerprint(source, full_hash) for source in training],
-                "validation_sources": [fingerprint(source, full_hash) for source in validation],
-            }
-            build.run(_parts(training, validation, held_out, data, on_progress))
-            tokenizer.save(partial / TOKENIZER)
-            write_json(partial / DATASET, build.finish() | made_from)
-        except BaseException:
-            build.abandon()
-            raise
+    made_from = {
+        "data": {name: _plain(getattr(data, name)) for name in _SETTINGS},
+        "sources": [fingerprint(source, full_hash) for source in training],
+        "validation_sources": [fingerprint(source, full_hash) for source in validation],
+    }
+    with StoreWriter(out, tokenizer, shard_tokens, made_from) as writer:
+        counted = counted or writer.scan or scan(training, data)
+        writer.keep_scan(counted)
+        held_out = Split() if validation else hold_out(counted, data.validation_fraction)
+        parts = _parts(training, validation, held_out, data, on_progress)
+        for _ in itertools.islice(parts, writer.taken):  # written before an interruption
+            pass
+        for split, part, ids in encoded(parts, tokenizer, engine, workers):
+            writer.write(split, part, ids)
+        tokenizer.save(writer.folder / TOKENIZER)
+        write_json(writer.folder / DATASET, {"version": VERSION} | writer.finish() | made_from)
+        writer.tidy()
+        _publish(writer.folder, out)
     return TokenStore.open(out)
 
 
@@ -230,30 +235,12 @@ def write_json(path: Path, value: Any) -> None:
 # Which text goes where
 
 
-@dataclass(frozen=True)
-class _Begin:
-    """A document begins, or a part of it that is ``offset`` characters in."""
-
-    name: str
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class _End:
-    """A document ends; an end of text follows a ``whole`` one."""
-
-    whole: bool
-
-
-_EMPTY = _End(whole=False)  # with nothing begun: a document without text
-
-# The split, and what comes next in it; a string is a piece of text.
-_Part = tuple[str, _Begin | str | _End]
+_EMPTY = End(whole=False)  # with nothing begun: a document without text
 
 
 def _parts(
     training: list[Source], validation: list[Source], held_out: Split, data: DataConfig, on_progress: OnProgress | None
-) -> Iterator[_Part]:
+) -> Iterator[Part]:
     sizes = [sum(source.size for source in sources) for sources in (training, validation)]
 
     def told(before: int) -> OnProgress | None:
@@ -275,15 +262,15 @@ def _parts(
         yield from [("validation", _EMPTY)] if first is None else _whole("validation", document, first)
 
 
-def _whole(split: str, document: Document, first: str) -> Iterator[_Part]:
-    yield split, _Begin(document.name)
+def _whole(split: str, document: Document, first: str) -> Iterator[Part]:
+    yield split, Begin(document.name)
     yield split, first
     for piece in document.pieces:
         yield split, piece
-    yield split, _End(whole=True)
+    yield split, End(whole=True)
 
 
-def _cut(document: Document, first: str, cut: int) -> Iterator[_Part]:
+def _cut(document: Document, first: str, cut: int) -> Iterator[Part]:
     """Yield the text before character ``cut`` for training, the rest for validation; neither is a whole document."""
     pieces = itertools.chain([first], document.pieces)
     rest: list[str] = []
@@ -299,147 +286,10 @@ def _cut(document: Document, first: str, cut: int) -> Iterator[_Part]:
             yield piece
 
     for split, offset, text in (("train", 0, before()), ("validation", cut, itertools.chain(rest, pieces))):
-        yield split, _Begin(document.name, offset)
+        yield split, Begin(document.name, offset)
         for piece in even_pieces(text):
             yield split, piece
-        yield split, _End(whole=False)
-
-
-# Encoding and writing
-
-
-class _Build:
-    """Encodes pieces by threads and writes them in order; holds a bounded number of pieces."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer, shard_tokens: int, workers: int):
-        self._tokenizer = tokenizer
-        self._dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-        self._splits = {name: _SplitWriter(folder, name, self._dtype, shard_tokens) for name in ("train", "validation")}
-        self._workers = workers or os.cpu_count() or 1
-        self._empty = 0
-
-    def run(self, parts: Iterator[_Part]) -> None:
-        waiting: deque[tuple[str, Any, Future | None]] = deque()
-        with ThreadPoolExecutor(self._workers) as pool:
-            try:
-                for split, part in parts:
-                    future = pool.submit(self._tokenizer.encode, part) if isinstance(part, str) else None
-                    waiting.append((split, part, future))
-                    if len(waiting) > 4 * self._workers:
-                        self._write(*waiting.popleft())
-                while waiting:
-                    self._write(*waiting.popleft())
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-
-    def finish(self) -> dict[str, Any]:
-        """Close the shards and return what dataset.json says of them."""
-        written = {name: writer for name, writer in self._splits.items() if name == "train" or writer.n_documents}
-        for name, writer in written.items():
-            if writer.n_tokens < _MIN_TOKENS:
-                raise RungError(
-                    f"the {name} split is too small: {writer.n_chars} characters make {writer.n_tokens} tokens, "
-                    f"and it takes {_MIN_TOKENS}",
-                    "give more text, or another --data.validation-fraction",
-                )
-        tokenizer = self._tokenizer
-        return {
-            "version": VERSION,
-            "dtype": self._dtype,
-            "tokenizer": {name: getattr(tokenizer, name) for name in ("hash", "kind", "vocab_size", "end_id")},
-            "empty_documents": self._empty,
-            "splits": {name: writer.finish() for name, writer in written.items()},
-        }
-
-    def abandon(self) -> None:
-        """Close what is open, for the folder to be removed."""
-        for writer in self._splits.values():
-            writer.abandon()
-
-    def _write(self, split: str, part: _Begin | str | _End, future: Future | None) -> None:
-        writer = self._splits[split]
-        match part:
-            case _Begin():
-                writer.begin(part)
-            case str():
-                assert future
-                try:
-                    ids = future.result()
-                except UnknownCharacter as error:
-                    raise error.at(writer.offset, writer.document) from None
-                writer.write(ids, utf8_length(part), len(part))
-            case _End():
-                if not writer.document:
-                    self._empty += 1
-                writer.end(self._tokenizer.end_id if part.whole else None)
-
-
-class _SplitWriter:
-    """Spreads one split's tokens over shards of a fixed size."""
-
-    def __init__(self, folder: Path, name: str, dtype: str, shard_tokens: int):
-        self.n_tokens = self.n_documents = self.n_bytes = self.n_chars = 0
-        self.document = ""  # the name of the one that is being written
-        self.offset = 0  # characters of it that are written, or belong to another split
-        self._folder, self._name, self._dtype, self._shard_tokens = folder, name, dtype, shard_tokens
-        self._shard: ShardWriter | None = None
-        self._paths: list[Path] = []
-        self._names: list[str] = []
-        self._starts: list[int] = []  # of documents that have begun, but have no token yet
-
-    def begin(self, document: _Begin) -> None:
-        self.document, self.offset = document.name, document.offset
-        self.n_documents += 1
-        if len(self._names) < MAX_NAMES:
-            self._names.append(document.name)
-        self._starts.append(self.n_tokens)
-
-    def write(self, tokens: np.ndarray, n_bytes: int, n_chars: int) -> None:
-        self.n_bytes += n_bytes
-        self.n_chars += n_chars
-        self.offset += n_chars
-        self._append(tokens)
-
-    def end(self, end_id: int | None) -> None:
-        self.document = ""
-        if end_id is not None:
-            self._append(np.array([end_id]))
-
-    def finish(self) -> dict[str, Any]:
-        self._close()
-        for k, path in enumerate(self._paths):
-            path.rename(self._folder / _shard_name(self._name, k, len(self._paths)))
-        return {
-            "tokens": self.n_tokens,
-            "documents": self.n_documents,
-            "text_bytes": self.n_bytes,
-            "text_chars": self.n_chars,
-            "shards": len(self._paths),
-            "names": self._names if self.n_documents <= MAX_NAMES else None,
-        }
-
-    def abandon(self) -> None:
-        if self._shard:
-            self._shard.abandon()
-
-    def _append(self, tokens: np.ndarray) -> None:
-        while len(tokens):
-            if self._shard is None:
-                self._paths.append(self._folder / f"{self._name}-{len(self._paths):05d}")
-                self._shard = ShardWriter(self._paths[-1], self._dtype)
-            self._shard.document_starts += self._starts
-            self._starts = []
-            part, tokens = np.split(tokens, [self._shard_tokens - self._shard.n_tokens])
-            self._shard.write(part)
-            self.n_tokens += len(part)
-            if self._shard.n_tokens == self._shard_tokens:
-                self._close()
-
-    def _close(self) -> None:
-        if self._shard:
-            self._shard.close()
-            self._shard = None
+        yield split, End(whole=False)
 
 
 # Reading
@@ -447,7 +297,7 @@ class _SplitWriter:
 
 def _split_of(path: Path, info: dict[str, Any], name: str) -> Tokens:
     said = info["splits"][name]
-    shards = [read_shard(path / _shard_name(name, k, said["shards"])) for k in range(said["shards"])]
+    shards = [read_shard(path / shard_name(name, k, said["shards"])) for k in range(said["shards"])]
     tokens = [tokens for tokens, _ in shards]
     starts = np.concatenate([starts for _, starts in shards if starts is not None] or [np.empty(0, np.int64)])
     found = (sum(map(len, tokens)), len(starts), {str(part.dtype) for part in tokens})
@@ -467,10 +317,6 @@ def _as_sources(sources: Sequence[str | Path] | Sequence[Source]) -> list[Source
     if sources and all(isinstance(source, Source) for source in sources):
         return list(sources)  # type: ignore[arg-type]
     return resolve(sources)  # type: ignore[arg-type]
-
-
-def _shard_name(split: str, k: int, count: int) -> str:
-    return f"{split}-{k:05d}-of-{count:05d}.safetensors"
 
 
 def _identity(path: Path, info: dict[str, Any]) -> str:

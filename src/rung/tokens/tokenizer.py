@@ -161,6 +161,17 @@ class Tokenizer:
             os.unlink(partial)
             raise
 
+    def to_json(self) -> str:
+        """Return what tokenizer.json holds, on one line."""
+        return self._inner.to_str()
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        """Return the tokenizer of ``to_json``."""
+        import tokenizers
+
+        return cls(tokenizers.Tokenizer.from_str(text))
+
     @classmethod
     def load(cls, path: str | Path, allow_lossy: bool = False) -> Tokenizer:
         """Read a tokenizer.json, or GPT-2's vocabulary and merges: a folder that holds them, or one of its files.
