@@ -1,9 +1,15 @@
-"""The host's memory allocator, set for programs that ask for the same large blocks again and again."""
+"""The process: an allocator for programs that ask for the same large blocks again and again; interrupts that count."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 # Parameters of mallopt in the GNU C library (malloc.h).
 _M_TRIM_THRESHOLD = -1
@@ -29,3 +35,30 @@ def keep_freed_memory() -> None:
         library.mallopt(_M_ARENA_MAX, 1)
         library.mallopt(_M_MMAP_MAX, 0)
         library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+@contextlib.contextmanager
+def interrupts_heard() -> Iterator[None]:
+    """Let an interrupt count that Python would swallow.
+
+    A handler of a signal may raise ``KeyboardInterrupt`` while an object is cleared away or within a callback of the
+    garbage collector, and from there no exception comes out: Python prints it and goes on. Here it is raised again a
+    moment later, as by Ctrl-C.
+    """
+    again: list[threading.Timer] = []
+
+    def unheard(what: Any) -> None:
+        if what.exc_type is not KeyboardInterrupt:
+            return hook(what)
+        timer = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        again.append(timer)
+        timer.start()
+
+    hook, sys.unraisablehook = sys.unraisablehook, unheard
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for timer in again:
+            timer.cancel()

@@ -576,3 +576,35 @@ def test_saved_on_four_devices_it_goes_on_on_one_two_or_eight(train_tiny, tmp_pa
         np.testing.assert_array_equal(columns[:, :2], expected_columns[:, :2])  # steps and targets
         np.testing.assert_allclose(columns, expected_columns, rtol=1e-5)
         np.testing.assert_allclose(evaluations, expected_evaluations, rtol=1e-5)
+
+
+# Interrupts
+
+
+SWALLOWED = """
+    import signal, sys, time
+    from rung.host import interrupts_heard
+
+    class Late:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)  # the handler raises here, and nothing comes out
+
+    try:
+        with interrupts_heard():
+            one = Late()
+            del one
+            time.sleep(5)
+            print("went on")
+    except KeyboardInterrupt:
+        print("heard")
+"""
+
+
+def test_an_interrupt_that_falls_where_python_swallows_it_is_heard():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SWALLOWED)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("heard\n", "")

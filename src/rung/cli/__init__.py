@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rung.errors import RungError, nearest
-from rung.host import keep_freed_memory
+from rung.host import interrupts_heard, keep_freed_memory
 
 COMMANDS = {
     "demo": "train on six novels of Jane Austen and write a report: the whole of Rung in minutes",
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminated)
     try:
-        status = _dispatch(arguments)
+        with interrupts_heard():
+            status = _dispatch(arguments)
         sys.stdout.flush()
         return status
     except RungError as error:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rung.host import interrupts_heard
 from rung.report.words import duration
 
 StopReason = Callable[[], "str | None"]
@@ -48,19 +48,10 @@ def asked_to_stop(time_limit: float | None) -> Iterator[StopReason]:
         yield reason
         return
 
-    def unheard(what: Any) -> None:
-        if what.exc_type is not KeyboardInterrupt:
-            return hook(what)
-        # It was raised where Python lets nothing out, as while an object is cleared away: raise it again, elsewhere.
-        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-        again.daemon = True
-        again.start()
-
-    hook, sys.unraisablehook = sys.unraisablehook, unheard
     old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield reason
+        with interrupts_heard():
+            yield reason
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-        sys.unraisablehook = hook
