@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rung.cli.flags import Parser, add_settings, given_settings, print_result, say, typed
+from rung.cli.engine_flags import add_engine, workers_of
+from rung.cli.flags import Parser, add_settings, given_settings, print_result, say
 from rung.config import CleanConfig, Config, checked, override
 from rung.errors import RungError
 
@@ -53,25 +54,6 @@ def clean(arguments: Sequence[str]) -> int:
         text += f"\n{cleaned.corpus.path}: {cleaned.corpus.documents:,} documents, {cleaned.corpus.bytes:,} bytes"
     print_result({"corpus": parsed.out, **cleaned.report}, parsed.json, text)
     return 0
-
-
-def add_engine(parser: Parser) -> None:
-    """Add the flags that say where work is done."""
-    parser.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="local: this machine; ray: a Ray cluster, RAY_ADDRESS or one on this machine (extra ray)",
-    )
-    parser.add_argument("--workers", metavar="N", help="tasks at once; the result does not depend on it (default: all)")
-
-
-def workers_of(parsed: Any) -> int:
-    """Return how many workers are asked for, 0 for as many as there are cores."""
-    workers = typed("--workers", int, parsed.workers) if parsed.workers is not None else 0
-    if parsed.workers is not None and workers < 1:
-        raise RungError(f"--workers is {parsed.workers}", "ask for 1 at least, or leave it out for all cores")
-    return workers
 
 
 def _lines(report: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rung.cli.engine_flags import add_engine, workers_of
 from rung.cli.flags import Parser, add_settings, given_settings, print_result, say, typed
 from rung.config import Config, override
 from rung.errors import RungError, nearest
@@ -57,6 +58,8 @@ def _build(arguments: Sequence[str]) -> int:
         parsed.tokenizer,
         parsed.out,
         data,
+        engine_name=parsed.engine,
+        workers=workers_of(parsed),
         allow_lossy=parsed.allow_lossy,
         overwrite=parsed.overwrite,
         say=say,
@@ -143,6 +146,7 @@ def _add_flags(parser: Parser) -> None:
         help="accept a tokenizer that cannot give every text back",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a store that is there")
+    add_engine(parser)
 
 
 def _print_store(store: TokenStore, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from rung.config import Config, DataConfig
 from rung.corpus import sources as corpus_sources
+from rung.corpus.workers import EngineName, engine
 from rung.errors import RungError
 from rung.report.progress import track
 from rung.run.prepare import Say, make_tokenizer
@@ -25,21 +27,30 @@ def build(
     out: str | Path,
     data: DataConfig,
     *,
+    engine_name: EngineName = "local",
+    workers: int = 0,
     allow_lossy: bool = False,
     overwrite: bool = False,
     say: Say,
 ) -> TokenStore:
     """Encode text into a token store at ``out``, with its tokenizer beside the tokens.
 
+    ``workers`` encode at once, by default as many as there are cores; the store does not depend on them.
+
     Raises:
-        RungError: unreadable text, a tokenizer that is missing or lossy, something at ``out`` already.
+        RungError: unreadable text, a tokenizer that is missing or lossy, something at ``out`` already; an engine that
+            is not installed or does not answer.
     """
     if overwrite and Path(out).exists() and not (Path(out) / DATASET).is_file():
         raise RungError(f"{out} is not a token store, so it is not overwritten", "name another folder with --out")
     tokenizer = Tokenizer.load(tokenizer_file, allow_lossy=allow_lossy)
     files = corpus_sources.resolve(sources)
-    with track(sum(file.size for file in files), "tokenizing") as on_progress:
-        store = build_store(files, tokenizer, out, data, overwrite=overwrite, on_progress=on_progress)
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(engine("ray", workers)) if engine_name == "ray" else None
+        on_progress = stack.enter_context(track(sum(file.size for file in files), "tokenizing"))
+        store = build_store(
+            files, tokenizer, out, data, engine=made, workers=workers, overwrite=overwrite, on_progress=on_progress
+        )
     if store.empty_documents:
         say(f"{store.empty_documents:,} empty documents are not in the store")
     return store
