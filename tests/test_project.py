@@ -56,9 +56,10 @@ def test_the_lock_satisfies_what_the_project_asks_for(python, jax):
     assert str(pins["jax"]).startswith(jax)
 
 
-def test_the_parity_lock_satisfies_its_extra_and_agrees_with_the_main_one():
+def test_the_parity_lock_satisfies_its_extras_and_agrees_with_the_main_one():
     pins, main = locked("requirements-parity.lock", "3.11"), locked("requirements.lock", "3.11")
-    for asked in map(Requirement, project()["optional-dependencies"]["parity"]):
+    extras = project()["optional-dependencies"]
+    for asked in map(Requirement, [*extras["parity"], *extras["ray"]]):
         assert asked.specifier.contains(pins[asked.name])
     assert not pins.keys() & main.keys()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class RungError(Exception):
@@ -21,6 +22,9 @@ class RungError(Exception):
 
     def __str__(self) -> str:
         return f"{self.problem}\nhint: {self.hint}"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # so that it comes whole out of another process
+        return type(self), (self.problem, self.hint)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -93,8 +93,8 @@ class _Ray:
     """Tasks on a Ray cluster, which runs those of a worker that died again."""
 
     def __init__(self, workers: int):
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read when it is imported
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry; read when it is imported
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # tasks here take no GPU, and hide none
         try:
             import ray
         except ImportError:
@@ -111,7 +111,7 @@ class _Ray:
                     log_to_driver=False,
                     configure_logging=False,
                 )
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            except Exception as error:  # a node that does not start raises it bare
                 reason = str(error).strip().split("\n")[0]
                 raise RungError(f"no Ray cluster: {reason}", "look at RAY_ADDRESS, or take --engine local") from None
         self.workers = workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)

@@ -51,7 +51,7 @@ def _by_threads(parts: Iterator[Part], tokenizer: Tokenizer, workers: int) -> It
 
 
 def _done(split: str, part: Any, future: Future | None) -> Encoded:
-    return split, part, future and future.result()
+    return split, part, None if future is None else future.result()
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ class UnknownCharacter(RungError):
         super().__init__(f"{where}character {character!r} (U+{ord(character):04X}) at offset {offset} {problem}", hint)
         self._made_of = (character, offset, problem, hint)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnknownCharacter, self._made_of
+
     def at(self, offset: int, name: str = "") -> UnknownCharacter:
         """Return the same error with ``offset`` characters before the text it was found in."""
         character, within, problem, hint = self._made_of

@@ -165,7 +165,8 @@ class StoreWriter:
     def _save(self, name: str, said: list[Any], arrays: dict[str, np.ndarray]) -> None:
         partial = self.folder / f"{name}.partial"
         with partial.open("wb") as file:
-            np.savez(file, said=np.frombuffer(json.dumps([self._identity, *said]).encode(), np.uint8), **arrays)
+            words = np.frombuffer(json.dumps([self._identity, *said]).encode(), np.uint8)
+            np.savez(file, allow_pickle=False, said=words, **arrays)
             file.flush()
             os.fsync(file.fileno())
         partial.rename(self.folder / name)
@@ -177,8 +178,8 @@ class StoreWriter:
             path.rename(self.folder / re.sub("-of-.*", "", path.name))
         if kept := self._kept(_SCAN):
             (names, empty), arrays = kept
-            counts = (array("q", arrays[name].tolist()) for name in ("chars", "bytes"))
-            self.scan = Scan(*counts, names, empty)
+            chars, sizes = (array("q", arrays[name].tolist()) for name in ("chars", "bytes"))
+            self.scan = Scan(chars, sizes, names, empty)
             keep.add(_SCAN)
         if kept := self._kept(_PROGRESS):
             (taken, empty, states), arrays = kept
