@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 ENVIRONMENT = .venv/installed $(if $(PARITY),.venv/installed-parity)
 
 .DEFAULT_GOAL = help
-.PHONY: help install demo test quick test-slow lint bench clean
+.PHONY: help install demo test quick test-slow stress lint bench clean
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -27,6 +27,9 @@ quick: $(ENVIRONMENT) ## the tests that are done within two minutes
 
 test-slow: $(ENVIRONMENT) ## the tests that `make test` leaves out
 	$(BIN)/python -m pytest -q -m slow
+
+stress: $(ENVIRONMENT) ## kill a training run a hundred times, resume it each time, and compare; ten minutes
+	$(BIN)/python tests/stress/kill.py --kills 100
 
 lint: $(ENVIRONMENT) ## style, types, and the direction of imports
 	$(BIN)/ruff check --quiet .
