@@ -300,6 +300,15 @@ def test_a_resume_on_a_full_disk_loses_nothing(disk, at, command, whole):
     is_whole(run, whole)
 
 
+def test_a_run_that_finds_no_room_to_begin_leaves_nothing(disk, command):
+    disk.fill()
+    status, said = command("train", "--run", disk.path / "run")
+    assert status in (1, 2)
+    assert FULL.lower() in said.lower()
+    assert "hint:" in said
+    assert [path.name for path in disk.path.iterdir()] == ["ballast"]
+
+
 # What may not be written
 
 

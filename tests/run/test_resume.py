@@ -43,6 +43,7 @@ def signalled(monkeypatch, *signals: int, after: int) -> None:
 def test_a_signal_stops_after_a_step_and_the_resumed_run_is_the_undisturbed_one(
     undisturbed, train_tiny, tmp_path, monkeypatch, number, after
 ):
+    """SIGTERM and Ctrl-C: finish the step, save, say how to go on, exit."""
     said: list[str] = []
     handler = signal.getsignal(number)
     with monkeypatch.context() as patch:
@@ -297,6 +298,7 @@ def test_another_text_tokenizer_or_store_is_refused(done, train_tiny, tmp_path):
     ],
 )
 def test_each_setting_that_was_edited_is_named(done, old, new, said):
+    """Resume with another config: refused, naming each difference."""
     config = (done / "config.toml").read_text(encoding="utf-8")
     assert old in config
     edited = config.replace(old, new, 1).replace("beta1 = 0.9", "beta1 = 0.8")
