@@ -281,6 +281,12 @@ class CleanConfig:
     permutations: int = setting(128, "near-duplicates: numbers that a document is estimated by", low=16, high=1024)
     validation: tuple[str, ...] = setting((), "validation text, that training text is held against")
     evaluation: tuple[str, ...] = setting((), "text of an evaluation, that training text is held against")
+    held_out: float = setting(
+        0.0,
+        "contamination: also what `rung tokens build --validation-fraction` will hold out of what stays: that fraction",
+        low=0,
+        high=0.5,
+    )
     overlap_words: int = setting(13, "contamination: words in a row that are an overlap", low=2, high=1000)
     overlap_characters: int = setting(
         30, "contamination: the same, where a text is mostly in a script without spaces", low=2, high=1000

@@ -113,6 +113,33 @@ def test_overlaps_are_reported_and_kept_unless_they_are_to_go(tmp_path):
     assert "leaked" in [record.name for record in result.corpus.records()]
 
 
+def test_what_will_be_held_out_is_held_against_the_rest(tmp_path):
+    documents = [(f"{k}", " ".join(prose(k))) for k in range(20)]
+    documents[7] = ("7", documents[7][1] + " " + " ".join(prose(3)[50:80]))
+    source = write(tmp_path / "corpus", [*documents, ("short", "x")])
+    with engine("local", 1) as made:
+        result = clean(source, tmp_path / "out", CleanConfig(held_out=0.1), made, choose=lambda scan: {3, 19})
+    found = result.report["held_out"]
+    assert (found["held_out"], found["found_in_training"], found["documents"]) == (2, 1, 1)
+    assert [(one["document"], one["held_out"], one["words"]) for one in found["listed"]] == [("7", "3", 30)]
+    with pytest.raises(RungError, match="would change which documents are held out"):
+        cleaned(source, tmp_path / "x", held_out=0.1, remove_contaminated=True)
+
+
+@pytest.mark.medium
+def test_the_documents_that_a_build_holds_out_are_those_that_were_looked_at(tmp_path):
+    from rung.config import DataConfig, TokenizerConfig
+    from rung.run.cleaning import clean_corpus
+    from rung.tokens.store import build_store
+    from rung.tokens.tokenizer import Tokenizer
+
+    source = write(tmp_path / "corpus", many(60))
+    report = clean_corpus(source, tmp_path / "out", CleanConfig(held_out=0.2), workers=1, say=print).report
+    data = DataConfig(validation_fraction=0.2)
+    store = build_store([tmp_path / "out"], Tokenizer.train([], TokenizerConfig(kind="byte")), tmp_path / "store", data)
+    assert report["held_out"]["held_out"] == len(store.split("validation").names) > 3
+
+
 def many(count: int):
     for number in range(count):
         if number % 5 == 4:

@@ -64,17 +64,22 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"{name:<16}  {said['documents']:>11,} documents  {said['bytes']:>15,} bytes")
         for example in said.get("examples", ()):
             lines.append(f"    {_one_line(example['name'], 40)}: {example['why']}: {_one_line(example['text'], 60)}")
-    found = report.get("contamination")
-    if found:
-        lines.append(
-            f"held out: {found['found_in_training']:,} of {found['held_out']:,} texts share words in a row with "
-            f"{found['documents']:,} documents; {found['too_short']:,} more are too short to be looked for"
-        )
-        for one in found["listed"][:_SHOWN]:
-            what = f"{one['document']} has {one['words']:,} words of {one['held_out']}"
-            lines.append(f"    {_one_line(what, 80)}: {_one_line(one['text'], 60)}")
-        if found["overlaps"] > _SHOWN:
-            lines.append(f"    {found['overlaps'] - _SHOWN:,} more; --json lists {len(found['listed']):,}")
+    for name, what in (("contamination", "named texts"), ("held_out", "documents that will be held out")):
+        if name in report:
+            lines += _overlaps(report[name], what)
+    return lines
+
+
+def _overlaps(found: dict[str, Any], what: str) -> list[str]:
+    lines = [
+        f"{found['found_in_training']:,} of {found['held_out']:,} {what} share words in a row with "
+        f"{found['documents']:,} documents; {found['too_short']:,} more are too short to be looked for"
+    ]
+    for one in found["listed"][:_SHOWN]:
+        said = f"{one['document']} has {one['words']:,} words of {one['held_out']}"
+        lines.append(f"    {_one_line(said, 80)}: {_one_line(one['text'], 60)}")
+    if found["overlaps"] > _SHOWN:
+        lines.append(f"    {found['overlaps'] - _SHOWN:,} more; --json lists {len(found['listed']):,}")
     return lines
 
 

@@ -8,21 +8,22 @@ import json
 import os
 import shutil
 import tempfile
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from rung.config import CleanConfig, DataConfig
+from rung.config import CleanConfig, DataConfig, Filter
 from rung.corpus.contamination import Index, Overlap, Overlaps, build_index
-from rung.corpus.documents import OnProgress, documents, even_pieces, utf8_length
+from rung.corpus.documents import Document, OnProgress, Scan, documents, even_pieces, utf8_length
 from rung.corpus.duplicates import Signature, TextKey, bands, chance_found, nearly_same_text, same_text
 from rung.corpus.filters import WINDOW_CHARS, Measures, check_languages, check_scripts
-from rung.corpus.folder import Corpus, CorpusWriter, is_corpus, read_lines
+from rung.corpus.folder import Corpus, CorpusWriter, Record, is_corpus, read_lines
 from rung.corpus.sources import Source, fingerprint, resolve
 from rung.corpus.words import Words, words_of
 from rung.corpus.workers import Engine
@@ -37,6 +38,9 @@ _EXCERPT = 160  # characters
 _LISTED = 1000  # overlaps in the report; all are counted
 _COPY_BYTES = 1 << 20
 _STAYS = -1
+
+Choose = Callable[[Scan], Collection[int]]
+"""Given what the documents that stay are like, which of them are held out, by number."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ def clean(
     engine: Engine,
     *,
     data: DataConfig | None = None,
+    choose: Choose | None = None,
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Cleaned:
@@ -72,6 +77,7 @@ def clean(
         settings: the filters' limits.
         engine: where the work is done.
         data: how the texts held out are read.
+        choose: for ``settings.held_out``: which documents those are.
         overwrite: replace a corpus that is there.
         on_progress: told (bytes done, bytes in all) of the corpus's files, which are read twice.
 
@@ -81,13 +87,16 @@ def clean(
     if not is_corpus(source):
         hint = "`rung corpus files SOURCE... --out DIR` makes a corpus of any text"
         raise RungError(f"{source} is not a corpus folder", hint)
+    if settings.held_out and settings.remove_contaminated:
+        problem = "what is taken out as contaminated would change which documents are held out"
+        raise RungError(problem, "hold out first: make a corpus of them, and name it with --validation")
     check_scripts(settings.scripts)
     if "languages" not in settings.skip:
         check_languages(settings.languages)
     corpus = Corpus.open(source)
     held_out = [*_sources(settings.validation), *_sources(settings.evaluation)]
     _check_apart(corpus, held_out)
-    cleaning = _Cleaning(corpus, settings, engine, held_out, data or DataConfig(), on_progress or _nothing)
+    cleaning = _Cleaning(corpus, settings, engine, held_out, data or DataConfig(), choose, on_progress or _nothing)
     if out is None:
         with tempfile.TemporaryDirectory(prefix="rung-") as folder:
             return Cleaned(cleaning.judge(Path(folder)).report, None)
@@ -190,6 +199,18 @@ def _judge(block: _Block) -> _Judged:
     return _Judged(**arrays, why=why, overlaps=overlaps)
 
 
+def _look(block: _Block) -> list[tuple[int, Overlap]]:
+    """Look in a block for what its documents share with the texts of an index, and no more; runs in a worker."""
+    index = _index(block.index)
+    found: list[tuple[int, Overlap]] = []
+    for number, record in enumerate(read_lines(Path(block.path), block.start, block.stop)):
+        seen = _Seen(block.settings, index)
+        for piece in even_pieces(record.pieces, WINDOW_CHARS):
+            seen.add(piece)
+        found += [(number, one) for one in seen.overlaps.value()] if seen.overlaps else []
+    return found
+
+
 class _Seen:
     """All that is computed of one document, as its pieces come."""
 
@@ -255,6 +276,7 @@ class _Cleaning:
     engine: Engine
     held_out: Sequence[Source]
     data: DataConfig
+    choose: Choose | None
     on_progress: OnProgress
 
     def judge(self, work: Path) -> _Judgement:
@@ -271,11 +293,13 @@ class _Cleaning:
         why = found.why()
         why |= _take_duplicates(taken_by, found, paths, self.settings, work)
         overlaps = [(number, one) for number, one in found.overlaps() if taken_by[number] == _STAYS]
-        if self.settings.remove_contaminated and "contamination" not in self.settings.skip:
+        if self.settings.remove_contaminated:
             taken_by[[number for number, _ in overlaps]] = FILTERS.index("contamination")
         report = _report(self.settings, taken_by, found, why)
         if index:
             report["contamination"] = _contamination(index, overlaps, found)
+        if self.settings.held_out and self.choose:
+            report["held_out"] = self._hold_out(taken_by, blocks, found, work / "part")
         return _Judgement(taken_by, blocks, judged, report, resumed)
 
     def write(self, judgement: _Judgement, writer: CorpusWriter) -> None:
@@ -294,6 +318,23 @@ class _Cleaning:
                     writer.mark(lambda: {"next": number})  # noqa: B023 - called at once
             done += block.stop - block.start
             self.on_progress(done, 2 * self._file_bytes)
+
+    def _hold_out(
+        self, taken_by: np.ndarray, blocks: Sequence[_Block], found: _Documents, folder: Path
+    ) -> dict[str, Any]:
+        """Report what the documents that will be held out share with the others that stay."""
+        assert self.choose
+        left = np.flatnonzero(taken_by == _STAYS)
+        chars, sizes = (array("q", values[left].tolist()) for values in (found.characters, found.bytes))
+        held_out = set(left[sorted(self.choose(Scan(chars, sizes)))].tolist())
+        index = build_index(map(found.document, sorted(held_out)), folder, self.settings)
+        light = dataclasses.replace(self.settings, skip=get_args(Filter), scripts=(), languages=())
+        looked = self.engine.map(
+            _look, (dataclasses.replace(one, index=str(folder.resolve()), settings=light) for one in blocks)
+        )
+        training = set(left.tolist()) - held_out
+        overlaps = [(number, one) for number, one in found.numbered(looked) if number in training]
+        return _contamination(index, overlaps, found)
 
     @property
     def _file_bytes(self) -> int:
@@ -344,21 +385,31 @@ class _Documents:
         }
 
     def overlaps(self) -> Iterator[tuple[int, Overlap]]:
-        for first, one in zip(self._first[:-1], self._judged, strict=True):
-            for n, overlap in one.overlaps:
+        return self.numbered(one.overlaps for one in self._judged)
+
+    def numbered(self, by_block: Iterable[list[tuple[int, Overlap]]]) -> Iterator[tuple[int, Overlap]]:
+        for first, overlaps in zip(self._first[:-1], by_block, strict=True):
+            for n, overlap in overlaps:
                 yield int(first) + n, overlap
+
+    def document(self, number: int) -> Document:
+        record = self._record(number)
+        return Document(record.name, record.pieces)
 
     def shown(self, number: int) -> tuple[str, str]:
         """Return the name and the beginning of a document."""
-        block = int(np.searchsorted(self._first, number, side="right")) - 1
-        offset = int(self._judged[block].offsets[number - self._first[block]])
-        record = next(read_lines(Path(self._blocks[block].path), offset))
+        record = self._record(number)
         text = ""
         for piece in record.pieces:
             text += piece[: _EXCERPT + 1]
             if len(text) > _EXCERPT:
                 return record.name, text[:_EXCERPT] + " ..."
         return record.name, text
+
+    def _record(self, number: int) -> Record:
+        block = int(np.searchsorted(self._first, number, side="right")) - 1
+        offset = int(self._judged[block].offsets[number - self._first[block]])
+        return next(read_lines(Path(self._blocks[block].path), offset))
 
 
 def _take_duplicates(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from rung.config import CleanConfig, DataConfig
 from rung.corpus.cleaning import Cleaned, clean
+from rung.corpus.documents import Scan
 from rung.corpus.folder import Corpus
 from rung.corpus.workers import EngineName, engine
 from rung.report.progress import track
+from rung.tokens.split import hold_out
 
 Say = Callable[[str], None]
 
@@ -30,9 +32,15 @@ def clean_corpus(
     Raises:
         RungError: as ``rung.corpus.cleaning.clean``; an engine that is not installed or does not answer.
     """
+
+    def choose(counted: Scan) -> frozenset[int]:
+        return hold_out(counted, settings.held_out).documents
+
     total = 2 * sum(shard.file_bytes for shard in Corpus.open(source).shards)
     with engine(engine_name, workers) as made, track(total, "cleaning") as on_progress:
-        cleaned = clean(source, out, settings, made, data=data, overwrite=overwrite, on_progress=on_progress)
+        cleaned = clean(
+            source, out, settings, made, data=data, choose=choose, overwrite=overwrite, on_progress=on_progress
+        )
     if cleaned.resumed:
         say(f"{cleaned.resumed:,} bytes were judged before, and were not judged again")
     return cleaned
