@@ -109,7 +109,11 @@ def _run(side: str, cores: int, path: Path, tokenizer: Path, store: Path) -> dic
     command = [sys.executable, __file__.replace("tokenizing.py", "tokenize_once.py"), side, str(cores)]
     environment = {**os.environ, "RAYON_NUM_THREADS": str(cores), "TOKENIZERS_PARALLELISM": "true"}
     done = subprocess.run(
-        [*command, str(path), str(tokenizer), str(store)], env=environment, capture_output=True, text=True, check=True
+        [*command, str(path), str(tokenizer), str(store)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
 

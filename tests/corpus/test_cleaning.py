@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rung.config import CleanConfig
+from rung.config import CleanConfig, Filter
 from rung.corpus import cleaning
 from rung.corpus.cleaning import FILTERS, clean
 from rung.corpus.folder import Corpus, CorpusWriter
@@ -95,6 +98,32 @@ def test_every_filter_takes_what_it_should_and_the_rest_stays_as_it_was(tmp_path
     assert Corpus.open(tmp_path / "out").report == report
     assert result.corpus.bytes == report["stay"]["bytes"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "eval.jsonl", "out"]
+
+
+AWKWARD = [
+    "\ud800 half",
+    "nul \0 bell \a",
+    "a\r\nb\u2028c\u0085",
+    "<|endoftext|>",
+    "\ufeffbom",
+    "\U0001f600 e\u0301",
+    "",
+]
+
+
+@given(st.lists(st.text(st.characters(), max_size=30) | st.sampled_from(AWKWARD), min_size=1, max_size=12))
+def test_any_text_stays_byte_for_byte_where_no_filter_takes_it(tmp_path_factory, documents):
+    folder = tmp_path_factory.mktemp("any")
+    source = write(folder / "corpus", [("first", "x"), *((f"{k}", text) for k, text in enumerate(documents))])
+    everything = get_args(Filter)
+    result = cleaned(source, folder / "out", skip=everything)
+    shard = "documents-00000.jsonl"
+    assert (folder / "out" / shard).read_bytes() == (source / shard).read_bytes()
+    assert (result.corpus.bytes, result.corpus.characters) == (
+        Corpus.open(source).bytes,
+        Corpus.open(source).characters,
+    )
+    assert cleaned(source, None, min_words=31, skip=everything[1:]).report["stay"]["documents"] == 0
 
 
 def test_a_report_alone_writes_nothing_and_is_the_same(tmp_path):

@@ -397,14 +397,15 @@ class _Documents:
         return Document(record.name, record.pieces)
 
     def shown(self, number: int) -> tuple[str, str]:
-        """Return the name and the beginning of a document."""
+        """Return the name and the beginning of a document, fit for JSON in UTF-8."""
         record = self._record(number)
         text = ""
         for piece in record.pieces:
             text += piece[: _EXCERPT + 1]
             if len(text) > _EXCERPT:
-                return record.name, text[:_EXCERPT] + " ..."
-        return record.name, text
+                text = text[:_EXCERPT] + " ..."
+                break
+        return _encodable(record.name), _encodable(text)
 
     def _record(self, number: int) -> Record:
         block = int(np.searchsorted(self._first, number, side="right")) - 1
@@ -481,17 +482,17 @@ def _contamination(index: Index, overlaps: Sequence[tuple[int, Overlap]], found:
     listed = [
         {
             "document": found.shown(number)[0],
-            "held_out": index.names[one.held_out],
+            "held_out": _encodable(index.names[one.held_out]),
             "places": one.places,
             "words": one.words,
-            "text": one.text,
+            "text": _encodable(one.text),
         }
         for number, one in overlaps[:_LISTED]
     ]
     return {
         "held_out": len(index.names),
         "too_short": len(index.too_short),
-        "too_short_examples": index.too_short[:_EXAMPLES],
+        "too_short_examples": [_encodable(name) for name in index.too_short[:_EXAMPLES]],
         "found_in_training": len({one.held_out for _, one in overlaps}),
         "documents": len({number for number, _ in overlaps}),
         "overlaps": len(overlaps),
@@ -504,6 +505,11 @@ def _contamination(index: Index, overlaps: Sequence[tuple[int, Overlap]], found:
 
 def _nothing(done: int, total: int) -> None:
     pass
+
+
+def _encodable(text: str) -> str:
+    """Return a text with halves of surrogate pairs as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _block_name(number: int) -> str:
