@@ -16,8 +16,10 @@ from safetensors.numpy import save_file
 
 from rung.config import TokenizerConfig
 from rung.errors import RungError
-from rung.tokens import in_place
+from rung.run.tokens import open_tokens
+from rung.tokens import importing, in_place
 from rung.tokens.batches import IGNORED, Batches, validation_batches
+from rung.tokens.files import blocks
 from rung.tokens.importing import import_store
 from rung.tokens.store import Tokens, TokenStore
 from rung.tokens.tokenizer import Tokenizer
@@ -288,3 +290,58 @@ def test_importing_reads_only_samples(tmp_path, byte):
     begun = time.perf_counter()
     import_store([path], byte, tmp_path / "store")
     assert time.perf_counter() - begun < 30
+
+
+def listed(path: Path, ids: np.ndarray, starts: list[int]) -> Path:
+    save_file({"tokens": ids, "document_starts": np.array(starts, np.int64)}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("starts", "why"),
+    [
+        ([0, 9, 4], "document start 2 is at token 4, which does not come after the one before"),
+        ([0, 4, 4], "document start 2 is at token 4, which does not come after the one before"),
+        ([-3, 4], "document start 0 is at token -3, and there are 30 tokens"),
+        ([0, 30], "document start 1 is at token 30, and there are 30 tokens"),
+    ],
+)
+@pytest.mark.parametrize("verify", [False, True])
+def test_documents_that_begin_nowhere_are_refused_with_the_first_of_them(tmp_path, byte, starts, why, verify):
+    file = listed(tmp_path / "ids.safetensors", stream(30, 3), starts)
+    with pytest.raises(RungError, match=why):
+        import_store([file], byte, tmp_path / "store", verify=verify)
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(RungError, match=why):
+        TokenStore.open(file, byte)
+    with pytest.raises(RungError, match=why):
+        open_tokens(file, byte, None)  # as training does
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+def test_verifying_looks_at_the_end_of_text_before_each_listed_document(tmp_path, byte, fraction, monkeypatch):
+    monkeypatch.setattr(importing, "blocks", lambda *given: blocks(*given, block_tokens=7))
+    ids = stream(300, 12)
+    starts = [0, *(np.flatnonzero(ids == END)[:-1] + 1).tolist()]
+    right = listed(tmp_path / "right.safetensors", ids, starts)
+    store = import_store([right], byte, tmp_path / "right", validation_fraction=fraction, verify=True)
+    assert sum(store.split(name).n_documents for name in store.splits) == len(starts)
+    for number in range(1, len(starts)):
+        wrong = [*starts[:number], starts[number] + 1, *starts[number + 1 :]]
+        if len(set(wrong)) < len(wrong) or ids[wrong[number] - 1] == END:
+            continue
+        file = listed(tmp_path / "wrong.safetensors", ids, wrong)
+        with pytest.raises(RungError, match=f"start {number} is at token {wrong[number]}, .* end of text, {END}"):
+            import_store([file], byte, tmp_path / "wrong", validation_fraction=fraction, verify=True)
+        import_store([file], byte, tmp_path / f"unseen-{number}", validation_fraction=fraction)
+
+
+def test_each_split_tells_documents_apart_in_its_own_way(tmp_path, byte):
+    ids = stream(60, 4)
+    starts = [0, *(np.flatnonzero(ids == END)[:-1] + 1).tolist()]
+    with_list = listed(tmp_path / "list.safetensors", ids, starts)
+    (plain,) = written(tmp_path, ids)
+    for train, held_out in ((with_list, plain), (plain, with_list)):
+        store = import_store([train], byte, tmp_path / train.stem, validation=[held_out])
+        for name in ("train", "validation"):
+            assert store.split(name).document_starts.tolist() == starts

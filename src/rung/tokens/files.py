@@ -12,7 +12,7 @@ import numpy as np
 
 from rung.errors import RungError
 from rung.tokens.mapped import known, unknown_id
-from rung.tokens.shards import read_shard
+from rung.tokens.shards import misplaced, read_shard
 
 SUFFIXES = (".safetensors", ".bin", ".npy")
 SAMPLE_BLOCKS = 65  # looked through where a file is not read whole
@@ -20,6 +20,7 @@ SAMPLE_BYTES = 1 << 16  # of each
 WHOLE_BYTES = 16 << 20  # files up to this size are looked through whole
 
 _AGAIN = "it may be cut short, or be something else; copy or make it again"
+_STARTS = "document_starts ascend, from 0 on within the tokens of the file; make the file again, or without them"
 _WIDER = "say of what type it is: rung tokens import --dtype uint32"
 
 # llm.c begins its .bin files with 256 int32: a magic number, a version, the number of tokens
@@ -136,6 +137,40 @@ def count_ids(name: str, ids: np.ndarray, first: int, vocab_size: int) -> np.nda
     return np.bincount(ids.astype(np.intp), minlength=vocab_size)
 
 
+def listed_starts(path: Path) -> np.ndarray | None:
+    """Return where a safetensors file says that its documents begin: int64, None where it does not say.
+
+    Raises:
+        RungError: a damaged file; starts that do not ascend, or lie outside of the tokens.
+    """
+    return _safetensors(path).document_starts
+
+
+def check_starts(name: str, starts: np.ndarray, ids: np.ndarray, first: int, end_id: int) -> None:
+    """Check that before each document but the file's first stands an end of text.
+
+    Args:
+        name: of the file, for the mistake.
+        starts: int64, ascending, where its documents begin.
+        ids: some of its ids.
+        first: the position in the file of the first of them.
+        end_id: of the end of text.
+
+    Raises:
+        RungError: another token before a document that begins right after one of ``ids``.
+    """
+    low, high = np.searchsorted(starts, [first + 1, first + len(ids) + 1])
+    wrong = np.flatnonzero(ids[starts[low:high] - 1 - first] != end_id)
+    if len(wrong):
+        number = int(low + wrong[0])
+        at = int(starts[number])
+        raise RungError(
+            f"{name}: document start {number:,} is at token {at:,}, and the token before, "
+            f"{int(ids[at - 1 - first])}, is not the end of text, {end_id}",
+            _STARTS,
+        )
+
+
 def blocks(
     path: Path, dtype: np.dtype, offset: int, count: int, block_tokens: int = 1 << 20
 ) -> Iterator[tuple[int, np.ndarray]]:
@@ -161,6 +196,8 @@ def _safetensors(path: Path) -> TokenFile:
         tokens, starts = read_shard(path)
     except RungError as error:
         raise RungError(error.problem, error.hint if "no tensor" in error.problem else _AGAIN) from None
+    if starts is not None and (wrong := misplaced(starts, len(tokens))):
+        raise RungError(f"{path}: {wrong}", _STARTS)
     return TokenFile(path, tokens.dtype, getattr(tokens, "offset", 0), len(tokens), starts)
 
 

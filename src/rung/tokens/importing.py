@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rung.errors import RungError
-from rung.tokens.files import BinType, blocks, count_ids
+from rung.tokens.files import BinType, blocks, check_starts, count_ids, listed_starts
 from rung.tokens.in_place import at, lay_out, placed
 from rung.tokens.store import DATASET, TOKENIZER, VERSION, TokenStore, new_store, write_json
 from rung.tokens.tokenizer import Tokenizer
@@ -38,13 +38,13 @@ def import_store(
         validation: files held out, instead of the end of ``files``.
         validation_fraction: of the tokens held out; ``None``: a tenth, at most 10,485,760.
         bin_type: of ids in ``.bin`` files: uint16, where it is not given.
-        verify: look at every id, and count documents and bytes exactly.
+        verify: look at every id and at what stands before each listed document, and count documents and bytes exactly.
         overwrite: replace a store that is there.
         on_progress: told of the bytes looked at.
 
     Raises:
         RungError: as ``tokens.in_place.lay_out``; something at ``out`` already; with ``verify`` any id that the
-            tokenizer does not know.
+            tokenizer does not know, and a document of the file's list that does not follow an end of text.
     """
     out = Path(out)
     if out.exists() and not overwrite:
@@ -72,8 +72,11 @@ def _count(info: dict[str, Any], tokenizer: Tokenizer, on_progress: OnProgress |
     for name, said in info["splits"].items():
         counts_V = np.zeros(tokenizer.vocab_size, np.int64)
         last = -1
+        listed = listed_starts(Path(info["files"][name][0]["path"])) if said["documents_by"] == "list" else None
         for piece, start, ids in _read(info["files"][name]):
             counts_V += count_ids(piece["path"], ids, start, tokenizer.vocab_size)
+            if listed is not None:
+                check_starts(piece["path"], listed, ids, start, tokenizer.end_id)
             last = int(ids[-1])
             done += ids.nbytes
             if on_progress:

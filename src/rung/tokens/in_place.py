@@ -12,9 +12,8 @@ import numpy as np
 
 from rung.corpus.sources import Source, fingerprint
 from rung.errors import RungError
-from rung.tokens.files import BinType, Sample, TokenFile, look_into, map_ids, open_token_file
+from rung.tokens.files import BinType, Sample, TokenFile, listed_starts, look_into, map_ids, open_token_file
 from rung.tokens.mapped import Tokens
-from rung.tokens.shards import read_shard
 from rung.tokens.tokenizer import Tokenizer
 
 LISTED_TOKENS = 1 << 23  # in a split of up to so many, documents are looked for when it is opened
@@ -75,15 +74,18 @@ def lay_out(
     cut = _cut(whole, marks, tokenizer, fraction)
     splits = {"train": _part(whole, 0, cut), "validation": _part(whole, cut, n_tokens)}
     of_split = {"train": samples, "validation": samples}
+    marked = {"train": marks, "validation": marks}
     if held_out:
         splits["validation"] = [_Piece(file, 0, file.count) for file in held_out]
         of_split["validation"] = [_sample(file, tokenizer) for file in held_out]
+        own = _marks(held_out, of_split["validation"])
+        marked["validation"] = "end" if own == "none" and marks == "end" else own
     splits = {name: pieces for name, pieces in splits.items() if pieces}
     return {
         "dtype": str(np.result_type(*(file.dtype for file in [*opened, *held_out])).newbyteorder("=")),
         "tokenizer": {name: getattr(tokenizer, name) for name in ("hash", "kind", "vocab_size", "end_id")},
         "empty_documents": 0,
-        "splits": {name: _said(pieces, of_split[name], marks, tokenizer) for name, pieces in splits.items()},
+        "splits": {name: _said(pieces, of_split[name], marked[name], tokenizer) for name, pieces in splits.items()},
         "data": {"validation": [str(path) for path in validation], "validation_fraction": fraction},
         "sources": [_fingerprint(file.path) for file in opened],
         "validation_sources": [_fingerprint(file.path) for file in held_out],
@@ -257,7 +259,7 @@ def _tokens(folder: Path, info: Mapping[str, Any], name: str) -> Tokens:
     ]
     marks: Marks = said["documents_by"]
     ends_tell = marks == "end" and said["tokens"] > LISTED_TOKENS
-    listed = read_shard(places[0])[1] if marks == "list" else None
+    listed = listed_starts(places[0]) if marks == "list" else None
     starts = np.empty(0, np.int64) if ends_tell else _starts(listed, pieces[0]["first"], shards, marks, end_id)
     return Tokens(
         shards,

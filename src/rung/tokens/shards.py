@@ -93,6 +93,23 @@ def read_shard(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     return tensors["tokens"], None if starts is None else np.array(starts, np.int64)
 
 
+def misplaced(starts: np.ndarray, n_tokens: int) -> str:
+    """Return what is wrong with where documents are said to begin, "" where nothing is.
+
+    Args:
+        starts: int64, which must ascend and lie within the tokens.
+        n_tokens: from position 0 on.
+    """
+    outside = (starts < 0) | (starts >= n_tokens)
+    back = np.diff(starts, prepend=starts[:1] - 1) <= 0
+    after = "which does not come after the one before"
+    for wrong, why in ((outside, f"and there are {n_tokens:,} tokens"), (back, after)):
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            return f"document start {at:,} is at token {int(starts[at]):,}, {why}"
+    return ""
+
+
 def _tensor(path: Path, name: str, entry: dict[str, Any], base: int) -> np.ndarray:
     """Return one tensor of the file, memory-mapped; the data of all tensors begin at byte ``base``."""
     begin, end = entry["data_offsets"]

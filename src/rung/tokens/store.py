@@ -23,7 +23,7 @@ from rung.errors import RungError
 from rung.tokens.encoding import encoded
 from rung.tokens.in_place import bare_tokens, open_splits
 from rung.tokens.mapped import Tokens
-from rung.tokens.shards import read_shard
+from rung.tokens.shards import misplaced, read_shard
 from rung.tokens.split import Split, hold_out
 from rung.tokens.tokenizer import Tokenizer, umask
 from rung.tokens.writing import Begin, End, Part, StoreWriter, shard_name
@@ -307,6 +307,8 @@ def _split_of(path: Path, info: dict[str, Any], name: str) -> Tokens:
             f"and {DATASET} says {said['tokens']} of {said['documents']}",
             "the store was tampered with; build it again",
         )
+    if wrong := misplaced(starts, found[0]):
+        raise RungError(f"{path}: in the {name} shards, {wrong}", "the store was tampered with; build it again")
     return Tokens(tokens, starts, said["text_bytes"], info["tokenizer"]["end_id"], said["names"] or ())
 
 
