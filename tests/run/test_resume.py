@@ -335,6 +335,38 @@ def test_a_folder_that_was_tampered_with_is_refused_in_a_line(done):
         resume(done, say=quietly)
 
 
+def test_tokens_that_were_overwritten_are_noticed(done):
+    (shard,) = (done / "tokens").glob("train-*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-3000:-2900] = bytes(100)
+    shard.write_bytes(data)
+    with pytest.raises(RungError, match=r"train-00000-of-00001\.safetensors does not hold the tokens that") as refused:
+        resume(done, 15, reschedule=True, say=quietly)
+    assert "put the old file back" in refused.value.hint
+
+
+def test_a_config_that_lost_its_sizes_is_refused(done):
+    (done / "config.toml").write_text("")
+    with pytest.raises(RungError, match=r"config\.toml is not what the run began with"):
+        resume(done, say=quietly)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.unlink(), "has lost steps before 12"),
+        (lambda path: path.write_bytes(path.read_bytes()[:900]), "has lost steps before 12"),
+        (lambda path: path.write_bytes(b"garbage\n" + path.read_bytes()), "line 1 is no event"),
+    ],
+    ids=["gone", "cut", "garbage"],
+)
+def test_a_log_that_lost_something_is_told_of_and_stops_no_resume(done, damage, said):
+    damage(done / "metrics.jsonl")
+    told_to: list[str] = []
+    assert resume(done, 14, reschedule=True, say=told_to.append)["steps"] == 14
+    assert any(said in line for line in told_to)
+
+
 def test_what_is_no_run_is_refused(tmp_path, done):
     with pytest.raises(RungError, match="no run folder") as refused:
         resume(done.parent / "dome", say=quietly)

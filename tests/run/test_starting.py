@@ -111,6 +111,7 @@ def test_killed_before_its_first_own_save_it_resumes_from_the_same_weights(paren
     [
         ("{parent}@5", {}, "has no checkpoint '5'", "there are: 8, 12"),
         ("{parent}@x", {}, "has no checkpoint 'x'", "@latest"),
+        ("{parent}@", {}, "names no step", "@latest"),
         ("{parent}s", {}, "no run folder", "did you mean"),
         (
             "{parent}",

@@ -129,6 +129,30 @@ def test_a_part_of_the_state_can_be_read_alone(tmp_path):
     assert read_record(path)[0].step == 3
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record: record["progress"].update(step="3"),
+        lambda record: record["progress"].pop("tokens"),
+        lambda record: record["progress"].update(losses=3),
+        lambda record: record.update(progress=[]),
+        lambda record: record.update(identity="x"),
+        lambda record: record.pop("hashes"),
+    ],
+)
+def test_a_record_that_is_not_what_was_written_is_a_damaged_checkpoint(tmp_path, damage):
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    for step in (2, 3):
+        saved(checkpoints, step)
+    path = tmp_path / "checkpoints/3/checkpoint.json"
+    record = json.loads(path.read_text())
+    damage(record)
+    path.write_text(json.dumps(record))
+    restored = checkpoints.restore(state_of(0))
+    assert restored.progress.step == 2
+    assert "the checkpoint of step 3 is damaged" in restored.problems[0]
+
+
 # When to save
 
 

@@ -258,7 +258,7 @@ def test_after_too_many_skipped_the_weights_stay_as_they_were():
         max_skipped=2,
         on_divergence=lambda step, weights: kept.append(bits(weights)),
     )
-    step, start, put = compiled(max_skipped=2)
+    step, start, _ = compiled(max_skipped=2)
     with pytest.raises(Diverged):
         dataclasses.replace(loop, step=step).run(start(), Progress())
     state, _ = train(4, max_skipped=2)

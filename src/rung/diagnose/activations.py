@@ -96,7 +96,7 @@ def describe(findings: Findings) -> str:
     before = ""
     if findings.first_not_finite is not None:
         if math.isfinite(findings.loss):
-            parts.append(f"the loss is {_short(findings.loss)}")
+            parts.append(f"the loss is {_short(findings.loss)}, its gradient is not finite")
         parts.append(f"first not finite: {findings.first_not_finite}")
         before = " before it"
     elif findings.finite:

@@ -73,6 +73,7 @@ class Compared:
             "bits_per_byte": best.bits_per_byte if best else None,
             "last_validation_loss": last.loss if last else None,
             "tokens_per_second": _typical(steps["tokens_per_second"]),
+            "lineage": self.run.lineage,
             "seconds": max([float(_last(steps["seconds"])), *(event.seconds for event in ends)]),
         }
 
@@ -118,6 +119,13 @@ class Comparison:
                 if known
                 else "Whether the texts held out are the same is not known of all runs."
             )
+        for one in self.runs:
+            if one.run.lineage:
+                start = one.run.lineage
+                said.append(
+                    f"{one.label} began with the weights of {start.get('run')} at step {start.get('step')}, "
+                    f"its optimizer {start.get('optimizer')}."
+                )
         return said + [f"{one.label}: {problem}" for one in self.runs for problem in one.run.problems]
 
     @cached_property

@@ -145,8 +145,10 @@ def _summary(run: Run) -> str:
     if run.parameters:
         parts.append(f"{short(sum(row[2] for row in run.parameters))} parameters")
     parts.append(f"{plural(model.n_layers, 'layer')}, d_model {model.d_model}, context {model.context_length}")
-    step, finished = _last_step(run.metrics), run.metrics.finished
-    if finished and finished[-1].step >= step:
+    step, finished, skipped = _last_step(run.metrics), run.metrics.finished, run.metrics.skipped
+    if skipped and skipped[-1].step == step and skipped[-1].in_a_row >= run.config.train.max_skipped:
+        parts.append(f"diverged at step {count(step)}")
+    elif finished and finished[-1].step >= step:
         parts.append(finished[-1].reason)
     else:
         parts.append(f"at step {count(step)}, not finished" if step else "no step is finished yet")

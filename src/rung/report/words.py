@@ -26,6 +26,8 @@ def short(number: float) -> str:
     """Return a number to three digits with K, M, B or T: 1.23M."""
     if not math.isfinite(number):
         return str(number)
+    if abs(number) >= 1e15:
+        return f"{number:.2e}"
     for size, letter in _SIZES:
         # 999,999 is shown as 1M, not as 1000K: the limit is where three digits round up to the next letter.
         if abs(number) >= size * 0.9995:

@@ -63,7 +63,10 @@ class Run:
         """
         from rung.tokens.tokenizer import Tokenizer
 
-        tokenizer = Tokenizer.load(self.path / TOKENIZER, allow_lossy=self.config.tokenizer.allow_lossy)
+        try:
+            tokenizer = Tokenizer.load(self.path / TOKENIZER, allow_lossy=self.config.tokenizer.allow_lossy)
+        except RungError as error:
+            raise RungError(error.problem, f"put it back as it was; {self.path / TOKENS} may have a copy") from None
         # A run that was carried elsewhere to be used needs no data.json.
         if (self.path / DATA).exists() and self._data.get("tokenizer", tokenizer.hash) != tokenizer.hash:
             raise RungError(
@@ -93,17 +96,35 @@ class Run:
             )
         return store
 
+    def check_tokens(self) -> None:
+        """Look whether the token files still hold what the run began with.
+
+        Raises:
+            RungError: one does not; the line names it.
+        """
+        recorded = self._data["store"]
+        names = recorded if isinstance(recorded, list) else [recorded]
+        for name, then in zip(names, self._data.get("files", ()), strict=False):
+            store = Path(os.path.normpath(self.path / name))
+            now = _fingerprints(store)
+            for shard, hashed in then.items():
+                if now.get(shard) != hashed:
+                    raise RungError(
+                        f"{store / shard} does not hold the tokens that {self.path} began with",
+                        "put the old file back, or train a new run on the new one",
+                    )
+
     @cached_property
     def _data(self) -> dict[str, Any]:
         path = self.path / DATA
         try:
             recorded = json.loads(path.read_text(encoding="utf-8"))
-            if {"store", "identity"} <= recorded.keys():
+            if isinstance(recorded, dict) and {"store", "identity"} <= recorded.keys():
                 return recorded
             reason = "is not what Rung writes there"
         except FileNotFoundError:
             reason = "is missing"
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             reason = f"cannot be read: {error}"
         raise RungError(f"{path} {reason}; it says which tokens the run trains on", "put it back as it was")
 
@@ -182,9 +203,22 @@ def record_data(folder: Path, store: Any, tokenizer: Any, final: Path) -> None:
         else os.path.relpath(path.resolve(), final.resolve())
         for path in paths_of(store)
     ]
-    where = places if isinstance(store, MixedStore) else places[0]
-    text = json.dumps({"store": where, "identity": store.identity, "tokenizer": tokenizer.hash}, indent=2)
+    record = {
+        "store": places if isinstance(store, MixedStore) else places[0],
+        "identity": store.identity,
+        "tokenizer": tokenizer.hash,
+        "files": [_fingerprints(path) for path in paths_of(store)],
+    }
+    text = json.dumps(record, indent=2)
     (folder / DATA).write_text(text + "\n", encoding="utf-8")
+
+
+def _fingerprints(store: Path) -> dict[str, str]:
+    """Return a hash of each shard in a store's folder, by name, of samples where it is large; none of a bare file."""
+    from rung.corpus.sources import Source, fingerprint
+
+    shards = sorted(store.glob("*.safetensors")) if store.is_dir() else []
+    return {path.name: fingerprint(Source(path.name, path, path.stat().st_size))["sha256"] for path in shards}
 
 
 def write_config(folder: Path, config: Config) -> None:

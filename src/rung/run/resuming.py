@@ -76,6 +76,11 @@ def resume(
                 f"start a new run from this one's weights: rung train --from {run}",
             )
     before = opened.config
+    if not before.model.vocab_size or not before.train.steps:
+        raise RungError(
+            f"{opened.path / CONFIG} is not what the run began with: sizes are missing", "put it back as it was"
+        )
+    opened.check_tokens()
     opened.config = settings.resolve(settings.override(before, changes))
     check_trackers(opened.config)
     training = Training(opened, make_mesh(opened.config.mesh), say or say_to_standard_error, profile, time_limit)
@@ -120,7 +125,10 @@ def _check_length(run: Run, saved: Config, progress: Progress, tokens_per_step: 
     """Return what another length does to the schedule; refuse what cannot be, or was not asked for."""
     old, new, done = saved.train.steps, run.config.train.steps, progress.step
     if new <= done:
-        raise RungError(f"{run.path} has done {done:,} steps, and {new:,} are asked", "ask for more steps")
+        raise RungError(
+            f"{run.path} has done {done:,} steps of {old:,}, and {new:,} are asked",
+            f"ask for more steps, with --steps or in {CONFIG}",
+        )
     at = np.arange(done)
     before, after = (
         np.asarray(rate_factor(config.train, config.train.steps, tokens_per_step)(jnp.asarray(at)), np.float64)

@@ -114,6 +114,8 @@ def open_start(named: str, keep_optimizer: bool) -> Start:
     path, at, which = named.rpartition("@")
     if not at or Path(named).is_dir():
         path, which = named, "latest" if keep_optimizer else ""
+    elif not which:
+        raise RungError(f"--from {named} names no step", f"write {named}STEP, {named}latest, or leave @ out")
     run = Run(path)
     if not which:
         return Start(run, int(read_metadata(run.path / WEIGHTS).get("step", 0)), None, False)

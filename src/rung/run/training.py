@@ -352,7 +352,12 @@ class Training:
                 f"cannot write in {path}: {(error.strerror or str(error)).lower()}",
                 "make room, or make the folder writable; nothing is lost",
             ) from None
-        self._recall()
+        log, every = self._recall(), self.config.train.log_every_steps
+        told = log.steps["step"]
+        if progress.step and (not len(told) or told[0] > 1 or told[-1] <= progress.step - every):
+            self.say(f"{path / METRICS} has lost steps before {progress.step:,}: what is told of them is incomplete")
+        for problem in log.problems:
+            self.say(f"{path}: {problem}")
 
     def _close(self, log: MetricsLog) -> None:
         try:

@@ -256,8 +256,16 @@ def read_record(path: Path) -> tuple[Progress, dict[str, Any]]:
         OSError, ValueError, KeyError, TypeError: it is damaged.
     """
     record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-    progress = record["progress"]
-    return Progress(**{**progress, "losses": tuple(progress["losses"])}), record["identity"]
+    progress = {**record["progress"], "losses": tuple(record["progress"]["losses"])}
+    for name, default in vars(Progress()).items():
+        kinds = (
+            (int, float, type(None)) if name == "best_loss" else (int, float) if name == "seconds" else type(default)
+        )
+        if name not in progress or not isinstance(progress[name], kinds):
+            raise ValueError(f"{name} of its progress is {progress.get(name)!r}")
+    if not isinstance(record["identity"], dict):
+        raise ValueError("its identity is no object")
+    return Progress(**progress), record["identity"]
 
 
 def read_state(path: Path, like: State) -> State:
@@ -349,4 +357,6 @@ def _on_disk(path: Path) -> None:
 
 def _reason(error: Exception) -> str:
     """Return why a save or a restore failed, in few words."""
-    return f"it has no {error.args[0]}" if isinstance(error, KeyError) else why_unwritten(error)
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]}"
+    return "it is not what Rung writes there" if isinstance(error, TypeError) else why_unwritten(error)
