@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 
+from rung.cli.corpus_aozora import lines
 from rung.corpus.aozora.build import Choices, build_from_files, build_from_rows
 from rung.corpus.aozora.files import decode, find, read
 from rung.corpus.aozora.parts import parse
@@ -141,7 +142,7 @@ def test_every_file_of_the_archive_parses_and_every_character_is_accounted_for(e
     for name, text, work in every_work:
         assert work.has_header, name
         assert work.has_colophon, name
-        assert work.text, name
+        assert work.text.strip("\n") == work.text != "", name
         assert {"title", "author", "colophon"} <= work.metadata.keys(), name
         tally = work.tally
         assert sum(work.characters.values()) == len(text), name
@@ -204,7 +205,7 @@ def test_works_and_orthography_choose_and_the_text_begins_alike(archive, tmp_pat
     assert corpus.documents == 7
     assert {record.metadata["orthography"] for record in corpus.records()} == {"旧字旧仮名"}
     assert corpus.report["orthography_left_out"] == corpus.report["files"] - 7
-    with pytest.raises(RungError, match="have 42 works in 旧字旧仮名, and 50 are asked for"):
+    with pytest.raises(RungError, match="have 49 works in 旧字旧仮名, and 50 are asked for"):
         build_from_files(sources, tmp_path / "d", Choices(works=50, orthography="旧字旧仮名"))
     assert not (tmp_path / "d").exists()
 
@@ -291,6 +292,55 @@ def test_the_encoding_is_found_out(text, encoding, told):
         else text.encode(encoding)
     )
     assert decode(data, "a.txt") == (text, told)
+
+
+def test_the_bytes_that_both_encodings_know_are_the_same_text():
+    pairs = [bytes((a, b)) for a in range(0x81, 0x85) for b in (*range(0x40, 0x7F), *range(0x80, 0xFD))]
+    checked = 0
+    for data in [bytes((a,)) for a in range(0x80)] + pairs:
+        try:
+            as_cp932 = decode(data, "a.txt", "cp932")[0]
+            as_2004 = decode(data, "a.txt", "shift_jis_2004")[0]
+        except RungError:
+            continue
+        assert as_cp932 == as_2004, data.hex()
+        checked += 1
+    assert checked > 600
+
+
+@pytest.mark.parametrize("encoding", ["auto", "shift_jis_2004"])
+def test_iteration_marks_are_read_in_shift_jis_2004(encoding):
+    data = "俱に※［＃「口」、1-2］いろ／＼～－".translate({0xFF3C: "\\", 0xFF5E: "\u301c", 0xFF0D: "\u2212"})
+    text, told = decode(data.encode("shift_jis_2004"), "a.txt", encoding)
+    assert told == "shift_jis_2004"
+    assert text.endswith("いろ／＼～－")
+    work = parse(text)
+    assert work.text.endswith("いろ〳〵～－")
+    assert work.tally.found["iteration mark"] == 1
+
+
+def test_utf_16_is_named_with_the_way_out():
+    with pytest.raises(RungError, match=r"x/a\.txt is UTF-16") as caught:
+        decode("雪国".encode("utf-16"), "x/a.txt")
+    assert caught.value.hint == "make it UTF-8 first: iconv -f UTF-16 -t UTF-8 a.txt > utf-8.txt"
+
+
+def test_notes_at_the_ends_leave_no_empty_lines():
+    raw = "［＃ここから２字下げ］\n\n本文\n\n［＃ここで字下げ終わり］"
+    work = parse(raw)
+    assert work.text == "本文"
+    assert sum(work.characters.values()) == len(raw)
+    assert work.tally.kept + sum(work.tally.dropped.values()) == work.characters["body"]
+
+
+def test_a_plain_text_is_said_to_be_one_without_empty_tables(tmp_path):
+    (tmp_path / "a.txt").write_text("ただの文。\n二行目。\n", "utf-8")
+    corpus = build_from_files(resolve([tmp_path / "a.txt"]), tmp_path / "c", Choices())
+    assert corpus.report["plain"] == ["a.txt"]
+    told = "\n".join(lines(corpus))
+    assert "plain text, without any notation, taken whole: a.txt" in told
+    assert "()" not in told
+    assert "found" not in told
 
 
 def test_bytes_of_no_encoding_are_named_with_their_offset():

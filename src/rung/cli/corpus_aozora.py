@@ -135,17 +135,13 @@ def lines(corpus: Corpus) -> list[str]:
     told += [f"spelling: {spellings}", ""]
     parts = ("files", "carriage returns", "header", "colophon", "surrounding", "notation", "kept", "inserted")
     told += columns(("characters", "number"), [(name, count(characters[name])) for name in parts])
-    told += [
-        "",
-        *columns(("notation", "found", "characters"), [_row(name, of) for name, of in report["notation"].items()]),
-    ]
-    how = ", ".join(f"{count(gaiji[name])} by {said}" for name, said in _HOW if gaiji.get(name))
-    told += ["", f"characters spelled out: {count(gaiji['resolved'])} resolved ({how}), "]
-    told[-1] += f"{count(gaiji.get('unresolved', 0))} not, which stand as 〓"
+    told += ["", *_notation(report["notation"]), *_spelled_out(gaiji)]
     told += _listed("not resolved", report["unresolved_gaiji"]) + _listed(
         "notes of no known kind", report["unknown_notes"]
     )
     told += _ill_formed(report["ill_formed"])
+    if report["plain"]:
+        told.append(f"plain text, without any notation, taken whole: {_some(report['plain'])}")
     for name, said in (("without_header", "header"), ("without_colophon", "colophon"), ("empty", "text")):
         if report[name]:
             told.append(f"without {said}: {_some(report[name])}")
@@ -160,6 +156,24 @@ _HOW = (("jis", "JIS X 0213 number"), ("unicode", "Unicode number"), ("descripti
 
 def _next(corpus: Corpus) -> str:
     return f"next: rung tokenizer train {corpus.path} --vocab-size 8192 --out tokenizer.json"
+
+
+def _notation(kinds: Mapping[str, Mapping[str, int]]) -> list[str]:
+    from rung.report.columns import columns
+
+    if not kinds:
+        return ["no notation"]
+    return [*columns(("notation", "found", "characters"), [_row(name, of) for name, of in kinds.items()]), ""]
+
+
+def _spelled_out(gaiji: Mapping[str, int]) -> list[str]:
+    from rung.report.words import count
+
+    how = ", ".join(f"{count(gaiji[name])} by {said}" for name, said in _HOW if gaiji.get(name))
+    unresolved = gaiji.get("unresolved", 0)
+    told = [f"{count(gaiji['resolved'])} resolved ({how})"] if how else []
+    told += [f"{count(unresolved)} not resolved, which stand as 〓"] if unresolved else []
+    return [f"characters spelled out: {', '.join(told)}"] if told else []
 
 
 def _row(name: str, of: Mapping[str, int]) -> tuple[str, str, str]:

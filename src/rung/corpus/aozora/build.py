@@ -140,6 +140,7 @@ class _Counts:
     left_out: int = 0  # in another spelling than the one asked for
     without_header: list[str] = field(default_factory=list)
     without_colophon: list[str] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)  # without these, and without notation
     empty: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -175,6 +176,7 @@ class _Counts:
             "ill_formed": tally["ill_formed"],
             "without_header": self.without_header,
             "without_colophon": self.without_colophon,
+            "plain": self.plain,
             "empty": self.empty,
             "other_versions": found.other_versions,
             "passed_over": dict(sorted(found.passed_over.items())),
@@ -229,6 +231,8 @@ def _count_work(work: Work, name: str, counts: _Counts) -> None:
     ):
         if not there:
             names.append(name)
+    if work.text and not (work.has_header or work.has_colophon or work.tally.found):
+        counts.plain.append(name)
 
 
 def _metadata(work: Work, file: RawFile, spelling: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,8 @@ def decode(data: bytes, name: str, encoding: str = "auto") -> tuple[str, str]:
     Raises:
         RungError: bytes of no such encoding, named with their offset.
     """
+    if data.startswith(_UTF_16):
+        raise RungError(f"{name} is UTF-16", f"make it UTF-8 first: iconv -f UTF-16 -t UTF-8 {_last(name)} > utf-8.txt")
     if encoding != "auto":
         try:
             return _decoded(data, encoding), encoding
@@ -119,6 +122,10 @@ def decode(data: bytes, name: str, encoding: str = "auto") -> tuple[str, str]:
 # Helpers
 
 _PRIVATE = re.compile("[\ue000-\uf8ff]")  # what cp932 makes of the second plane of JIS X 0213
+# What Python's tables of Shift_JIS-2004 make of some bytes, and what those are in cp932: ASCII where JIS has a yen sign
+# and an overline, and full-width characters, among them the backslash of the iteration marks ／＼.
+_AS_CP932 = str.maketrans("¥‾\\\u301c\u2016\u2212¢£¬", "\\~＼\uff5e\u2225\uff0d￠￡￢")
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PERSON = re.compile(r"(?:^|/)(\d{6})/")
 _CARD = re.compile(r"(?:^|/)(\d+)_(ruby|txt)(?:_(\d+))?(?:\.[a-z]+)?(?=/|$)")
 
@@ -138,10 +145,14 @@ def _raw_file(name: str) -> RawFile:
 
 def _decoded(data: bytes, encoding: str) -> str:
     text = data.decode("utf-8-sig" if encoding == "utf-8" else encoding)
-    # In the tables of JIS these two bytes are a yen sign and an overline; in files they are ASCII.
-    return text.translate({0xA5: "\\", 0x203E: "~"}) if encoding == "shift_jis_2004" else text
+    return text.translate(_AS_CP932) if encoding == "shift_jis_2004" else text
 
 
 def _undecodable(name: str, error: UnicodeDecodeError, is_not: str) -> RungError:
     problem = f"{name}: byte 0x{error.object[error.start]:02x} at offset {error.start} {is_not}"
-    return RungError(problem, "if it is text, name its encoding with --encoding; if not, leave it out")
+    known = ", ".join(ENCODINGS)
+    return RungError(problem, f"--encoding is one of {known}; make other text UTF-8 first: iconv -f ENCODING -t UTF-8")
+
+
+def _last(name: str) -> str:
+    return PurePosixPath(name).name

@@ -47,16 +47,19 @@ def parse(text: str, *, name: str = "", readings: Readings = "drop") -> Work:
     while last > first and not body[last - 1]:
         last -= 1
     cleaned, tally = clean("\n".join(body[first:last]), readings=readings, name=name, first_line=begin + first + 1)
+    trimmed = cleaned.strip("\n")  # where the first or the last line was a note
+    at_ends = len(cleaned) - len(trimmed)
+    tally.kept -= at_ends
     size = {
         "header": sum(map(len, lines[:begin])) + begin,
-        "body": sum(map(len, body[first:last])) + max(0, last - first - 1),
+        "body": sum(map(len, body[first:last])) + max(0, last - first - 1) - at_ends,
         "colophon": len("\n".join(lines[end:])),
     }
     size["surrounding"] = len(text) - sum(size.values())
     metadata = _people(lines[head[0] : head[1]]) if head else {}
     if colophon := "\n".join(lines[end:]).strip():
         metadata["colophon"] = colophon
-    return Work(cleaned, metadata, tally, size, head is not None, end < len(lines))
+    return Work(trimmed, metadata, tally, size, head is not None, end < len(lines))
 
 
 # Helpers
