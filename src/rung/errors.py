@@ -27,6 +27,16 @@ class RungError(Exception):
         return type(self), (self.problem, self.hint)
 
 
+GOES_ON = "the same command goes on from where it was"
+BEGINS_AGAIN = "too little was done to keep: the same command begins again"
+
+
+def note_kept(error: BaseException | None, kept: bool) -> None:
+    """Note on an interrupt, for the command line to say, that there is something to go on from, where there is."""
+    if kept and isinstance(error, KeyboardInterrupt):
+        error.add_note(GOES_ON)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the known name most like ``name``, or all of them when none is like it."""
     known = sorted(known)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from rung.errors import RungError, nearest
+from rung.errors import BEGINS_AGAIN, GOES_ON, RungError, nearest
 from rung.host import interrupts_heard, keep_freed_memory
 
 COMMANDS = {
@@ -30,6 +30,9 @@ COMMANDS = {
     "tokens": "tokenize text once, to train on it many times",
     "config": "show a preset, with overrides, and its parameter count",
 }
+
+# Preparation that can be interrupted and given again as it was. Training has a way of its own.
+RESUMABLE = {"corpus": ("files", "aozora", "hub", "clean"), "tokens": ("build",)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.status
     except KeyboardInterrupt as interrupt:
         print(f"\nrung: {str(interrupt) or 'interrupted'}", file=sys.stderr)
-        return 1
+        if not _is_resumable(arguments):
+            return 1
+        kept = GOES_ON in getattr(interrupt, "__notes__", ())
+        print(f"hint: {GOES_ON if kept else BEGINS_AGAIN}", file=sys.stderr)
+        return 3
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -81,6 +88,10 @@ def _dispatch(arguments: list[str]) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     return importlib.import_module(f"rung.cli.{name}").run(arguments[1:])
+
+
+def _is_resumable(arguments: list[str]) -> bool:
+    return len(arguments) > 1 and arguments[1] in RESUMABLE.get(arguments[0], ()) and "--report-only" not in arguments
 
 
 def _terminated(number: int, frame: Any) -> None:

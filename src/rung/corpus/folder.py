@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from rung.errors import RungError
+from rung.errors import GOES_ON, RungError, note_kept
 
 FORMAT = 1
 CORPUS = "corpus.json"
@@ -253,6 +253,7 @@ class CorpusWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        note_kept(error, bool(self._shards))
         if self._open is not None:
             self._open.file.close()
             self._open = None
@@ -293,7 +294,11 @@ class CorpusWriter:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             problem = f"cannot write {self.out}: {reason}"
-            raise RungError(problem, "look at the disk and the folder; the same command goes on from here") from None
+            raise RungError(problem, self._way_out()) from None
+
+    def _way_out(self) -> str:
+        hint = "look at the disk and the folder"
+        return f"{hint}; {GOES_ON}" if self._shards else f"{hint}, or name another with --out"
 
 
 def read_lines(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Record]:

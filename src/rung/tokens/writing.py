@@ -20,7 +20,7 @@ import numpy as np
 
 from rung.corpus.documents import MAX_NAMES, Scan, utf8_length
 from rung.corpus.folder import locked
-from rung.errors import RungError
+from rung.errors import GOES_ON, RungError, note_kept
 from rung.tokens.engines import UnknownCharacter
 from rung.tokens.shards import ShardWriter
 from rung.tokens.tokenizer import Tokenizer
@@ -94,6 +94,7 @@ class StoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        note_kept(error, self._saved)
         for writer in self._splits.values():
             writer.abandon()
         if error is not None and not self._saved:
@@ -208,7 +209,8 @@ class StoreWriter:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             problem = f"cannot write {self._out}: {reason}"
-            raise RungError(problem, "look at the disk and the folder; the same command goes on from here") from None
+            way_out = f"; {GOES_ON}" if self._saved else ", or name another with --out"
+            raise RungError(problem, f"look at the disk and the folder{way_out}") from None
 
 
 class _SplitWriter:
