@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from rung.config import CleanConfig, Filter
 from rung.corpus import cleaning
-from rung.corpus.cleaning import FILTERS, clean
+from rung.corpus.cleaning import clean
 from rung.corpus.folder import Corpus, CorpusWriter
+from rung.corpus.judging import FILTERS
 from rung.corpus.workers import engine
 from rung.errors import RungError
 

@@ -89,7 +89,7 @@ cleaning._BLOCK_BYTES = 60_000
 encoding._BATCH_CHARS = 20_000
 writing._SAVE_TOKENS = 1 << 30
 folder = Path(sys.argv[1])
-killed = {"_judge": 0, "_encode": 0}
+killed = {"judge_block": 0, "_encode": 0}
 
 
 def kill_a(task):
@@ -118,7 +118,7 @@ if __name__ == "__main__":
         from ray._common.usage import usage_lib
 
         print("telemetry", usage_lib.usage_stats_enabled())
-        cleaning.clean(folder / "corpus", folder / "ray", CleanConfig(), ray, on_progress=kill_a("_judge"))
+        cleaning.clean(folder / "corpus", folder / "ray", CleanConfig(), ray, on_progress=kill_a("judge_block"))
         tokenizer = Tokenizer.load(folder / "tokenizer.json")
         build_store([folder / "corpus"], tokenizer, folder / "ray-store", DataConfig(), engine=ray,
                     on_progress=kill_a("_encode"))

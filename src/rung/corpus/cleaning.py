@@ -9,35 +9,29 @@ import os
 import shutil
 import tempfile
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
 from rung.config import CleanConfig, DataConfig, Filter
-from rung.corpus.contamination import Index, Overlap, Overlaps, build_index
-from rung.corpus.documents import Document, OnProgress, Scan, documents, even_pieces, utf8_length
-from rung.corpus.duplicates import Signature, TextKey, bands, chance_found, nearly_same_text, same_text
-from rung.corpus.filters import WINDOW_CHARS, Measures, check_languages, check_scripts
+from rung.corpus.contamination import Index, Overlap, build_index
+from rung.corpus.documents import Document, OnProgress, Scan, documents
+from rung.corpus.duplicates import bands, chance_found, nearly_same_text, same_text
+from rung.corpus.filters import check_languages, check_scripts
 from rung.corpus.folder import Corpus, CorpusWriter, Record, is_corpus, read_lines
+from rung.corpus.judging import EXAMPLES, FILTERS, STAYS, Block, Judged, judge_block, look_in_block
 from rung.corpus.sources import Source, fingerprint, resolve
-from rung.corpus.words import Words, words_of
 from rung.corpus.workers import Engine
-from rung.errors import RungError
+from rung.errors import RungError, note_kept
 
-FILTERS = ("length", "letters", "scripts", "repetition", "languages", "duplicates", "near-duplicates", "contamination")
-"""What takes documents, in this order: the first that takes one counts it."""
-
+_FORMAT = 1  # of what is kept; another one is begun anew
 _BLOCK_BYTES = 4 << 20  # of a shard's file, judged as one task; what is judged is kept by block
-_EXAMPLES = 3  # of each filter
 _EXCERPT = 160  # characters
 _LISTED = 1000  # overlaps in the report; all are counted
 _COPY_BYTES = 1 << 20
-_STAYS = -1
 
 Choose = Callable[[Scan], Collection[int]]
 """Given what the documents that stay are like, which of them are held out, by number."""
@@ -106,153 +100,18 @@ def clean(
     about = {"cleaned": corpus.kind, **dataclasses.asdict(settings)}
     with CorpusWriter(out, "clean", sources=made_from, settings=about, overwrite=overwrite) as writer:
         work = Path(out).parent / f".{Path(os.path.normpath(out)).name}.judged"
-        judgement = cleaning.judge(_kept(work, [made_from, about, data and dataclasses.asdict(data)]))
-        if not (judgement.taken_by == _STAYS).any():
+        try:
+            judgement = cleaning.judge(_kept(work, [made_from, about, data and dataclasses.asdict(data)]))
+        except KeyboardInterrupt as interrupt:
+            note_kept(interrupt, any(work.glob("block-*.npz")))
+            raise
+        if not (judgement.taken_by == STAYS).any():
             writer.abandon()
             shutil.rmtree(work, ignore_errors=True)
             raise RungError(f"no document of {source} stays: {_taken(judgement.report)}", "loosen what took most")
         cleaning.write(judgement, writer)
         shutil.rmtree(work)
         return Cleaned(judgement.report, writer.finish(judgement.report), judgement.resumed)
-
-
-# One block
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A part of a shard that begins and ends with a line, and how to judge it."""
-
-    path: str
-    start: int
-    stop: int
-    settings: CleanConfig
-    index: str  # the folder of the index of texts held out; empty for none
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """What was found of the documents of a block. ``taken_by``: the number of a filter, or -1."""
-
-    offsets: np.ndarray  # int64 [n]: where each line begins in the file; then where the last ends: [n + 1]
-    bytes: np.ndarray  # int64 [n], of text
-    characters: np.ndarray  # int64 [n]
-    taken_by: np.ndarray  # int8 [n]
-    keys: np.ndarray  # uint64 [n, 2]
-    signatures: np.ndarray  # uint32 [n, permutations], or [n, 0]
-    why: list[tuple[int, str]]  # of the first documents that each filter took: (document, reason)
-    overlaps: list[tuple[int, Overlap]]
-
-    def save(self, path: Path) -> None:
-        words = json.dumps([self.why, [(n, dataclasses.astuple(one)) for n, one in self.overlaps]])
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            np.savez(file, words=np.frombuffer(words.encode(), np.uint8), **arrays)
-        partial.rename(path)
-
-    @classmethod
-    def load(cls, path: Path) -> _Judged:
-        """Read what was saved, but for the signatures, which are by far the most of it."""
-        with np.load(path) as file:
-            why, overlaps = json.loads(file["words"].tobytes())
-            arrays = {name: file[name] for name in _ARRAYS if name != "signatures"}
-        no_signatures = np.empty((len(arrays["bytes"]), 0), np.uint32)
-        found = [(n, Overlap(*said)) for n, said in overlaps]
-        return cls(**arrays, signatures=no_signatures, why=[(n, text) for n, text in why], overlaps=found)
-
-
-_ARRAYS = ("offsets", "bytes", "characters", "taken_by", "keys", "signatures")
-
-
-def _judge(block: _Block) -> _Judged:
-    """Judge the documents of a block; runs in a worker."""
-    settings = block.settings
-    index = _index(block.index) if block.index else None
-    found: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
-    why: list[tuple[int, str]] = []
-    overlaps: list[tuple[int, Overlap]] = []
-    examples: Counter[int] = Counter()
-    for number, record in enumerate(read_lines(Path(block.path), block.start, block.stop)):
-        seen = _Seen(settings, index)
-        for piece in even_pieces(record.pieces, WINDOW_CHARS):
-            seen.add(piece)
-        verdict = seen.measures.verdict()
-        taken_by = FILTERS.index(verdict[0]) if verdict else _STAYS
-        if verdict:
-            examples[taken_by] += 1
-            if examples[taken_by] <= _EXAMPLES:
-                why.append((number, verdict[1]))
-        elif seen.overlaps:
-            overlaps += [(number, one) for one in seen.overlaps.value()]
-        found["offsets"].append(record.offset)
-        found["bytes"].append(seen.bytes)
-        found["characters"].append(seen.characters)
-        found["taken_by"].append(taken_by)
-        found["keys"].append(seen.key.value())
-        found["signatures"].append(seen.signature.value() if seen.signature else ())
-    found["offsets"].append(block.stop)
-    dtypes = {"offsets": "i8", "bytes": "i8", "characters": "i8", "taken_by": "i1", "keys": "u8", "signatures": "u4"}
-    arrays = {name: np.array(values, dtypes[name]) for name, values in found.items()}
-    n = len(arrays["bytes"])
-    arrays |= {name: arrays[name].reshape(n, width) for name, width in (("keys", 2), ("signatures", -1 if n else 0))}
-    return _Judged(**arrays, why=why, overlaps=overlaps)
-
-
-def _look(block: _Block) -> list[tuple[int, Overlap]]:
-    """Look in a block for what its documents share with the texts of an index, and no more; runs in a worker."""
-    index = _index(block.index)
-    found: list[tuple[int, Overlap]] = []
-    for number, record in enumerate(read_lines(Path(block.path), block.start, block.stop)):
-        seen = _Seen(block.settings, index)
-        for piece in even_pieces(record.pieces, WINDOW_CHARS):
-            seen.add(piece)
-        found += [(number, one) for one in seen.overlaps.value()] if seen.overlaps else []
-    return found
-
-
-class _Seen:
-    """All that is computed of one document, as its pieces come."""
-
-    def __init__(self, settings: CleanConfig, index: Index | None):
-        self.bytes = self.characters = 0
-        self.measures = Measures(settings)
-        self.key = TextKey()
-        wanted = "near-duplicates" not in settings.skip
-        self.signature = Signature(settings.permutations, settings.shingle_words) if wanted else None
-        self.overlaps = Overlaps(index) if index else None
-        # Sequences go on over the border of two pieces: so many words are carried over, with their text.
-        self._carry = max(settings.shingle_words, index.longest if index else 0) - 1
-        self._tail, self._tail_words = "", words_of("")
-
-    def add(self, piece: str) -> None:
-        self.bytes += utf8_length(piece)
-        self.characters += len(piece)
-        self.key.add(piece)
-        words = words_of(piece)
-        self.measures.add(piece, words)
-        before = self._tail_words
-        text = self._tail + piece
-        joined = Words(
-            np.concatenate([before.hashes, words.hashes]),
-            np.concatenate([before.starts, words.starts + len(self._tail)]),
-            np.concatenate([before.ends, words.ends + len(self._tail)]),
-            before.unspaced + words.unspaced,
-        )
-        if self.signature:
-            self.signature.add(joined.hashes)
-        if self.overlaps:
-            self.overlaps.add(text, joined, len(before))
-        first = max(len(joined) - self._carry, 0)
-        at = int(joined.starts[first]) if self._carry and len(joined) else len(text)
-        self._tail = text[at:]
-        kept = slice(first, None) if self._carry else slice(0, 0)
-        self._tail_words = Words(joined.hashes[kept], joined.starts[kept] - at, joined.ends[kept] - at, 0)
-
-
-@lru_cache(maxsize=1)
-def _index(folder: str) -> Index:
-    return Index(Path(folder))
 
 
 # The whole
@@ -263,8 +122,8 @@ class _Judgement:
     """What becomes of every document, by its number in the corpus."""
 
     taken_by: np.ndarray  # int8 [N]
-    blocks: Sequence[_Block]
-    judged: Sequence[_Judged]  # by block, without signatures
+    blocks: Sequence[Block]
+    judged: Sequence[Judged]  # by block, without signatures
     report: dict[str, Any]
     resumed: int  # bytes judged before
 
@@ -287,12 +146,12 @@ class _Cleaning:
         blocks = list(self._blocks(str((work / "held-out").resolve()) if index else ""))
         resumed = self._judge_blocks(blocks, work)
         paths = [work / _block_name(number) for number in range(len(blocks))]
-        judged = [_Judged.load(path) for path in paths]
+        judged = [Judged.load(path) for path in paths]
         taken_by = np.concatenate([np.empty(0, np.int8), *(one.taken_by for one in judged)])
         found = _Documents(blocks, judged)
         why = found.why()
         why |= _take_duplicates(taken_by, found, paths, self.settings, work)
-        overlaps = [(number, one) for number, one in found.overlaps() if taken_by[number] == _STAYS]
+        overlaps = [(number, one) for number, one in found.overlaps() if taken_by[number] == STAYS]
         if self.settings.remove_contaminated:
             taken_by[[number for number, _ in overlaps]] = FILTERS.index("contamination")
         report = _report(self.settings, taken_by, found, why)
@@ -310,7 +169,7 @@ class _Cleaning:
             with Path(block.path).open("rb") as file:
                 for k in range(len(judged.bytes)):
                     number += 1
-                    if number <= resume or judgement.taken_by[number - 1] != _STAYS:
+                    if number <= resume or judgement.taken_by[number - 1] != STAYS:
                         continue
                     start, stop = judged.offsets[k : k + 2].tolist()
                     file.seek(start)
@@ -320,17 +179,17 @@ class _Cleaning:
             self.on_progress(done, 2 * self._file_bytes)
 
     def _hold_out(
-        self, taken_by: np.ndarray, blocks: Sequence[_Block], found: _Documents, folder: Path
+        self, taken_by: np.ndarray, blocks: Sequence[Block], found: _Documents, folder: Path
     ) -> dict[str, Any]:
         """Report what the documents that will be held out share with the others that stay."""
         assert self.choose
-        left = np.flatnonzero(taken_by == _STAYS)
+        left = np.flatnonzero(taken_by == STAYS)
         chars, sizes = (array("q", values[left].tolist()) for values in (found.characters, found.bytes))
         held_out = set(left[sorted(self.choose(Scan(chars, sizes)))].tolist())
         index = build_index(map(found.document, sorted(held_out)), folder, self.settings)
         light = dataclasses.replace(self.settings, skip=get_args(Filter), scripts=(), languages=())
         looked = self.engine.map(
-            _look, (dataclasses.replace(one, index=str(folder.resolve()), settings=light) for one in blocks)
+            look_in_block, (dataclasses.replace(one, index=str(folder.resolve()), settings=light) for one in blocks)
         )
         training = set(left.tolist()) - held_out
         overlaps = [(number, one) for number, one in found.numbered(looked) if number in training]
@@ -340,21 +199,21 @@ class _Cleaning:
     def _file_bytes(self) -> int:
         return sum(shard.file_bytes for shard in self.corpus.shards)
 
-    def _blocks(self, index: str) -> Iterator[_Block]:
+    def _blocks(self, index: str) -> Iterator[Block]:
         for shard in self.corpus.shards:
             path = self.corpus.path / shard.name
             start = 0
             while start < shard.file_bytes:
                 stop = _end_of_line(path, min(start + _BLOCK_BYTES, shard.file_bytes))
-                yield _Block(str(path.resolve()), start, stop, self.settings, index)
+                yield Block(str(path.resolve()), start, stop, self.settings, index)
                 start = stop
 
-    def _judge_blocks(self, blocks: Sequence[_Block], work: Path) -> int:
+    def _judge_blocks(self, blocks: Sequence[Block], work: Path) -> int:
         """Judge what is not yet judged; return the bytes that were."""
         missing = [number for number in range(len(blocks)) if not (work / _block_name(number)).exists()]
         done = resumed = self._file_bytes - sum(blocks[number].stop - blocks[number].start for number in missing)
         self.on_progress(done, 2 * self._file_bytes)
-        results = self.engine.map(_judge, (blocks[number] for number in missing))
+        results = self.engine.map(judge_block, (blocks[number] for number in missing))
         for number, judged in zip(missing, results, strict=True):
             judged.save(work / _block_name(number))
             done += blocks[number].stop - blocks[number].start
@@ -365,7 +224,7 @@ class _Cleaning:
 class _Documents:
     """The documents of a corpus by number, for those that are named in a report."""
 
-    def __init__(self, blocks: Sequence[_Block], judged: Sequence[_Judged]):
+    def __init__(self, blocks: Sequence[Block], judged: Sequence[Judged]):
         self._blocks, self._judged = blocks, judged
         self._first = np.cumsum([0, *(len(one.bytes) for one in judged)])  # number of each block's first document
         self.bytes = np.concatenate([np.empty(0, np.int64), *(one.bytes for one in judged)])
@@ -419,18 +278,18 @@ def _take_duplicates(
     """Mark duplicates in ``taken_by``; return why, of the first that go."""
     why: dict[int, str] = {}
     if "duplicates" not in settings.skip:
-        left = np.flatnonzero(taken_by == _STAYS)
+        left = np.flatnonzero(taken_by == STAYS)
         twins = same_text(found.keys()[left])
         again = np.flatnonzero(twins >= 0)
         taken_by[left[again]] = FILTERS.index("duplicates")
-        for k in again[:_EXAMPLES].tolist():
+        for k in again[:EXAMPLES].tolist():
             why[int(left[k])] = f"the text of {found.shown(int(left[twins[k]]))[0]}"
     if "near-duplicates" not in settings.skip:
-        left = np.flatnonzero(taken_by == _STAYS)
+        left = np.flatnonzero(taken_by == STAYS)
         twins, similarity = nearly_same_text(_signatures(paths, left, settings, work), settings.similarity)
         again = np.flatnonzero(twins >= 0)
         taken_by[left[again]] = FILTERS.index("near-duplicates")
-        for k in again[:_EXAMPLES].tolist():
+        for k in again[:EXAMPLES].tolist():
             why[int(left[k])] = f"about {similarity[k]:.0%} of {found.shown(int(left[twins[k]]))[0]}"
     return why
 
@@ -460,9 +319,9 @@ def _report(settings: CleanConfig, taken_by: np.ndarray, found: _Documents, why:
     filters: dict[str, Any] = {}
     for number, name in enumerate(FILTERS):
         taken = taken_by == number
-        examples = np.flatnonzero(taken)[:_EXAMPLES].tolist()
+        examples = np.flatnonzero(taken)[:EXAMPLES].tolist()
         filters[name] = counted(taken) | {"examples": [_example(n, found, why) for n in examples]}
-    report = {"read": counted(np.ones(len(taken_by), bool)), "stay": counted(taken_by == _STAYS), "filters": filters}
+    report = {"read": counted(np.ones(len(taken_by), bool)), "stay": counted(taken_by == STAYS), "filters": filters}
     if "near-duplicates" not in settings.skip:
         n_bands, rows = bands(settings.permutations, settings.similarity)
         chances = {
@@ -492,7 +351,7 @@ def _contamination(index: Index, overlaps: Sequence[tuple[int, Overlap]], found:
     return {
         "held_out": len(index.names),
         "too_short": len(index.too_short),
-        "too_short_examples": [_encodable(name) for name in index.too_short[:_EXAMPLES]],
+        "too_short_examples": [_encodable(name) for name in index.too_short[:EXAMPLES]],
         "found_in_training": len({one.held_out for _, one in overlaps}),
         "documents": len({number for number, _ in overlaps}),
         "overlaps": len(overlaps),
@@ -542,7 +401,7 @@ def _check_apart(corpus: Corpus, held_out: Sequence[Source]) -> None:
 
 def _kept(work: Path, made_from: Any) -> Path:
     """Return the folder, with what it holds of the same work, and of no other."""
-    identity = hashlib.sha256(json.dumps([_BLOCK_BYTES, made_from]).encode()).hexdigest()
+    identity = hashlib.sha256(json.dumps([_FORMAT, _BLOCK_BYTES, made_from]).encode()).hexdigest()
     file = work / "identity"
     if not file.exists() or file.read_text() != identity:
         shutil.rmtree(work, ignore_errors=True)
