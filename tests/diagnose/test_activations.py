@@ -170,7 +170,7 @@ def test_a_gradient_alone_that_is_not_finite_is_named():
     assert found.loss == 0
     assert found.gradients_not_finite == ["w"]
     assert found.first_not_finite == "after w (div)"
-    assert describe(found).startswith("the loss is 0; first not finite: after w (div)")
+    assert describe(found).startswith("the loss is 0, its gradient is not finite; first not finite: after w (div)")
     assert found.largest_gradient == ("", 0.0)
 
 
