@@ -84,7 +84,7 @@ def _chapters(book: zipfile.ZipFile, paths: list[str], name: str, left_out: Coun
             text = whole_page(page, declared_encoding(page.head) or "utf-8")
         text, _ = page_text(xhtml_as_html(text), left_out)
         if text:
-            yield text if first else "\n" + text
+            yield text if first else "\n\n" + text
             first = False
 
 

@@ -26,7 +26,7 @@ def html(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Record]:
 
     Paragraphs, headings, lists and tables are set apart by blank lines, items are marked with ``- `` or their number,
     cells are parted by tabs; white space is as a browser shows it. Scripts, styles, templates, drawings and the
-    readings of ruby are left out. The encoding that the file declares wins over ``encoding``.
+    readings of ruby are left out, and so are hidden elements and the alternative texts of pictures. The encoding that the file declares wins over ``encoding``.
 
     Args:
         left_out: what was left out is counted here, by element.
@@ -42,7 +42,7 @@ def html(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Record]:
 def markdown(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Record]:
     """Yield a Markdown file's text as one document, laid out as that of HTML; Markdown is GitHub's, with footnotes.
 
-    Marks of headings, emphasis and links go, their text stays; code stays as it is. A block of settings at the head
+    Marks of headings, emphasis and links go, their text stays, as does code; links back from footnotes go. A block of settings at the head
     (between lines of ``---``) is no text: it is the metadata ``front_matter``.
 
     Raises:
@@ -54,7 +54,6 @@ def markdown(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Reco
     metadata = {}
     if head := _FRONT_MATTER.match(source):
         metadata["front_matter"] = head[1]
-        left_out["front matter"] += 1
         source = source[head.end() :]
     source = _without_nul(source, left_out)
     # Raw HTML passes, for the reader of HTML to see.
@@ -65,7 +64,7 @@ def markdown(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Reco
 
 
 def page_text(page: str, left_out: Counter[str]) -> tuple[str, str]:
-    """Return the text of an HTML page, which ends in a line break where there is any, and its title."""
+    """Return the text of an HTML page, without line breaks at its end, and its title."""
     from selectolax.lexbor import LexborHTMLParser
 
     page = _without_nul(page, left_out)
@@ -73,7 +72,7 @@ def page_text(page: str, left_out: Counter[str]) -> tuple[str, str]:
         page = xhtml_as_html(page)
     tree = LexborHTMLParser(page)
     title = tree.css_first("head > title")
-    writer = _Writer(left_out)
+    writer = _Writer(left_out, _MAY_HIDE.search(page) is not None)
     assert tree.root is not None, "a parsed page has a root, whatever it holds"
     writer.element(tree.root)
     return writer.text(), " ".join(title.text().split()) if title else ""
@@ -109,8 +108,8 @@ _WIDE_BREAK = re.compile(f"(?<=[{_WIDE}])[ \t\f\r]*\n[ \t\n\f\r]*(?=[{_WIDE}])")
 class _Writer:
     """Lays out the text of elements: what parts them is written before the next text, so that nothing trails."""
 
-    def __init__(self, left_out: Counter[str]):
-        self._left_out = left_out
+    def __init__(self, left_out: Counter[str], may_hide: bool):
+        self._left_out, self._may_hide = left_out, may_hide
         self._parts: list[str] = []
         self._breaks = 0  # line breaks due before the next text
         self._tabs, self._space = 0, False  # what is due on the same line
@@ -119,7 +118,7 @@ class _Writer:
         self._numbers: list[int] = []  # of the next item in each list around; 0: not numbered
 
     def text(self) -> str:
-        return "".join([*self._parts, "\n"]) if self._parts else ""
+        return "".join(self._parts)
 
     def element(self, root: LexborNode) -> None:
         """Write a tree, without recursion: pages nest as deep as they like."""
@@ -132,6 +131,8 @@ class _Writer:
                 self._write(node.text_content or "")
             elif tag in _LEFT_OUT:
                 self._left_out[tag] += 1
+            elif self._may_hide and (why := _hidden(node)):
+                self._left_out[why] += 1
             elif tag != "title" and not tag.startswith(("-", "!")):
                 self._begin(tag, node)
                 within = node.child
@@ -154,6 +155,13 @@ class _Writer:
             text = _SPACE.sub(" ", text)
             if text.startswith(" "):
                 self._space, text = True, text[1:]
+        elif text.endswith("\n"):
+            # The line break that ends a block is not one more than what parts it from the next.
+            whole = text.rstrip("\n")
+            if whole:
+                self._put(whole)
+            self._breaks += len(text) - len(whole)
+            return
         if text:
             ends = not self._kept_space and text.endswith(" ")
             self._put(text[:-1] if ends else text)
@@ -178,6 +186,8 @@ class _Writer:
             self._part(1)
         elif tag == "br":
             self._breaks, self._space = self._breaks + 1, False
+        elif tag == "img" and (node.attributes.get("alt") or "").strip():
+            self._left_out["alternative text of a picture"] += 1
         elif tag in _CELLS:
             self._tabs += _is_cell(node.prev)
         if tag in ("ul", "ol", "menu"):
@@ -210,6 +220,20 @@ class _Writer:
         number = _number(node, "value", self._numbers[-1])
         self._numbers[-1] = number + 1
         return f"{indent}{number}. "
+
+
+_MAY_HIDE = re.compile(r"\bhidden\b|display\s*:|footnote-backref", re.IGNORECASE)
+_NO_DISPLAY = re.compile(r"(?:^|;)\s*display\s*:\s*none\b", re.IGNORECASE)
+
+
+def _hidden(node: LexborNode) -> str:
+    """Return as what an element is counted that a reader does not see, or sees only as a link back; else ""."""
+    if node.tag.startswith(("-", "!")):
+        return ""
+    attributes = node.attributes
+    if "hidden" in attributes or _NO_DISPLAY.search(attributes.get("style") or ""):
+        return "hidden element"
+    return "link back from a footnote" if "footnote-backref" in (attributes.get("class") or "").split() else ""
 
 
 def _is_cell(node: LexborNode | None) -> bool:
