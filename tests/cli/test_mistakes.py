@@ -121,7 +121,7 @@ OTHERS = [
     ("evaluate nowhere", "no run folder nowhere", ""),
     ("resume nowhere", "no run folder nowhere", ""),
     ("resume RUN --steps many", "--train.steps is 'many', not a whole number", ""),
-    ("resume RUN --steps 2", "has done 6 steps, and 2 are asked", "more"),
+    ("resume RUN --steps 2", "has done 6 steps of 6, and 2 are asked", "more"),
     ("demo --steps many", "--steps is 'many'", ""),
     ("demo --steps 0", "the run has no length", ""),
     ("tokenizer trian", "unknown action 'trian' of rung tokenizer", "did you mean train?"),
@@ -205,3 +205,14 @@ def test_a_mesh_is_axes_and_sizes():
     assert parse_mesh("data=4") == {"mesh.data": 4}
     with pytest.raises(RungError, match="not a whole number"):
         parse_mesh("data=four")
+
+
+def test_with_json_a_failure_is_an_object_too(rung, here):
+    done = rung("train", "no-such.txt", "--json")
+    assert done.status == 2
+    assert done.json == {
+        "error": done.err.splitlines()[0].removeprefix("rung: "),
+        "hint": done.json["hint"],
+        "status": 2,
+    }
+    assert f"hint: {done.json['hint']}" in done.err

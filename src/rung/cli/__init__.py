@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RungError as error:
         _flush_quietly()
         print(f"rung: {error.problem}\nhint: {error.hint}", file=sys.stderr)
+        if "--json" in arguments:
+            _print_json({"error": error.problem, "hint": error.hint, "status": error.status})
         return error.status
     except KeyboardInterrupt as interrupt:
         print(f"\nrung: {str(interrupt) or 'interrupted'}", file=sys.stderr)
@@ -97,6 +99,16 @@ def _is_resumable(arguments: list[str]) -> bool:
 def _terminated(number: int, frame: Any) -> None:
     """End as Ctrl-C does, so that nothing half made is left behind. Training has a way of its own, which saves."""
     raise KeyboardInterrupt("terminated")
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    """Print an object on a line of standard output, in ASCII; nobody may be there to read it."""
+    import json
+
+    try:
+        print(json.dumps(record), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _flush_quietly() -> None:
