@@ -190,7 +190,8 @@ def test_columns_become_metadata_as_json_has_them_and_bytes_are_left_out_with_a_
         "tags": ["x", "y"],
         "of": {"a": None, "b": 1},
     }
-    assert left_out == {"column image (bytes)": 1, "column raw (bytes)": 1}
+    numbers = {"NaN in metadata (null instead)": 1, "infinity in metadata (text instead)": 1}
+    assert left_out == {"column image (bytes)": 1, "column raw (bytes)": 1, **numbers}
 
 
 def test_many_row_groups_and_compressions_in_order(tmp_path):
@@ -251,3 +252,14 @@ def test_one_row_group_of_any_size_is_read_in_bounded_memory(tmp_path):
     size, grown = map(int, ran.stdout.split())
     assert size == 20_000 * 7 * 1500
     assert grown < 80, f"{grown} MB for 210 MB in one row group"
+
+
+def test_numbers_that_json_has_not_are_counted_and_keys_twice_refused(tmp_path):
+    left_out = Counter()
+    row = '{"text": "x", "a": NaN, "b": {"c": [Infinity, -Infinity, 1.5]}}\n'
+    assert read(put(tmp_path / "a.jsonl", row), left_out=left_out) == [
+        ("a.jsonl#1", "x", {"a": None, "b": {"c": ["inf", "-inf", 1.5]}})
+    ]
+    assert left_out == {"NaN in metadata (null instead)": 1, "infinity in metadata (text instead)": 2}
+    error = failed(put(tmp_path / "b.jsonl", '{"text": "x"}\n{"text": "y", "b": {"c": 1, "d": 2, "c": 3}}\n'))
+    assert error.problem == "b.jsonl, line 2 has the key 'c' twice in one object"

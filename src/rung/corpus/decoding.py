@@ -72,23 +72,25 @@ def text_chunks(source: Readable, encoding: str, on_bytes: Callable[[int], None]
         RungError: an undecodable byte (named with its offset), a binary file, an unknown encoding.
     """
     check_encoding(encoding)
+    packed = getattr(source, "packed", "")
+    damage = f"; if it was text when it was packed, the {packed} file is damaged: get it again" if packed else ""
     with source.open() as file:
         head = file.read(_PROBE_BYTES)
         mark, encoding = _marked(head, encoding)
         if encoding == "utf-8" and head.count(0) > _BINARY_NULS * len(head):
             nuls = f"{head.count(0)} of its first {len(head)} bytes are NUL"
-            raise RungError(f"{source.name} looks binary: {nuls}", _hint(head))
+            raise RungError(f"{source.name} looks binary: {nuls}", _hint(head) + damage)
         decoder = codecs.getincrementaldecoder(encoding)("strict")
         offset, block = len(mark), head[len(mark) :]
         if on_bytes and mark:
             on_bytes(len(mark))
         while block:
-            yield _decoded(decoder, block, offset, source.name, encoding, head, file)
+            yield _decoded(decoder, block, offset, source.name, encoding, head, file, damage)
             offset += len(block)
             if on_bytes:
                 on_bytes(len(block))
             block = file.read(_READ_BYTES)
-        yield _decoded(decoder, b"", offset, source.name, encoding, head, file)
+        yield _decoded(decoder, b"", offset, source.name, encoding, head, file, damage)
 
 
 def check_encoding(encoding: str) -> None:
@@ -121,6 +123,7 @@ def _decoded(
     encoding: str,
     head: bytes,
     file: BinaryIO,
+    damage: str,
 ) -> str:
     """Decode a block (empty: the end of the file) that begins at byte ``offset``; ``file`` stands after it."""
     pending = decoder.getstate()[0]
@@ -137,7 +140,7 @@ def _decoded(
         where = offset - len(pending) + start
         around = b"" if where < len(head) else (data[start:] + file.read(_PROBE_BYTES))[:_PROBE_BYTES]
         problem = f"{name}: byte 0x{data[start]:02x} at offset {where} is not {encoding}"
-        raise RungError(problem, _hint(head + around)) from None
+        raise RungError(problem, _hint(head + around) + damage) from None
 
 
 def _hint(sample: bytes) -> str:

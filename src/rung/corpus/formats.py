@@ -52,7 +52,7 @@ def records(file: File, kind: str, config: DataConfig, metadata: bool, left_out:
         RungError: as the reader of its format.
     """
     if kind == "jsonl":
-        return rows.json_lines(file, config.encoding, config.text_column)
+        return rows.json_lines(file, config.encoding, config.text_column, left_out)
     if kind == "parquet":
         return rows.parquet(file, config.text_column, metadata, left_out)
     if kind == "html":

@@ -105,7 +105,7 @@ class HubDataset:
         text = row.pop(self._column)
         if text is not None and not isinstance(text, str):
             raise not_text(where, self._column, f"a {type(text).__name__}")
-        return Row(text or "", as_json(row))
+        return Row(text or "", as_json(row, self._left_out))
 
     def _choose_columns(self, features: Any) -> None:
         if features is None:

@@ -26,7 +26,8 @@ def html(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Record]:
 
     Paragraphs, headings, lists and tables are set apart by blank lines, items are marked with ``- `` or their number,
     cells are parted by tabs; white space is as a browser shows it. Scripts, styles, templates, drawings and the
-    readings of ruby are left out, and so are hidden elements and the alternative texts of pictures. The encoding that the file declares wins over ``encoding``.
+    readings of ruby are left out, and so are hidden elements and the alternative texts of pictures. The encoding that
+    the file declares wins over ``encoding``.
 
     Args:
         left_out: what was left out is counted here, by element.
@@ -42,8 +43,8 @@ def html(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Record]:
 def markdown(file: File, encoding: str, left_out: Counter[str]) -> Iterator[Record]:
     """Yield a Markdown file's text as one document, laid out as that of HTML; Markdown is GitHub's, with footnotes.
 
-    Marks of headings, emphasis and links go, their text stays, as does code; links back from footnotes go. A block of settings at the head
-    (between lines of ``---``) is no text: it is the metadata ``front_matter``.
+    Marks of headings, emphasis and links go, their text stays, as does code; links back from footnotes go. A block of
+    settings at the head (between lines of ``---``) is no text: it is the metadata ``front_matter``.
 
     Raises:
         RungError: as ``html``.
@@ -228,7 +229,7 @@ _NO_DISPLAY = re.compile(r"(?:^|;)\s*display\s*:\s*none\b", re.IGNORECASE)
 
 def _hidden(node: LexborNode) -> str:
     """Return as what an element is counted that a reader does not see, or sees only as a link back; else ""."""
-    if node.tag.startswith(("-", "!")):
+    if not node.tag or node.tag.startswith(("-", "!")):
         return ""
     attributes = node.attributes
     if "hidden" in attributes or _NO_DISPLAY.search(attributes.get("style") or ""):

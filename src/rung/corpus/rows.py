@@ -22,22 +22,30 @@ _MOST_SHOWN = 20  # columns in a hint
 _BUFFER_BYTES = 1 << 20
 
 
-def json_lines(file: File, encoding: str, column: str) -> Iterator[Record]:
+def json_lines(file: File, encoding: str, column: str, left_out: Counter[str]) -> Iterator[Record]:
     """Yield a document for each line of a JSON-lines file that is not blank, named by the line's number.
 
-    The other keys are its metadata. A text that is ``null`` is an empty document. A line is in memory whole.
+    The other keys are its metadata; numbers that JSON has not, as NaN, are counted in ``left_out``. A text that is
+    ``null`` is an empty document. A line is in memory whole.
 
     Raises:
-        RungError: a line that is not a JSON object, that has no ``column``, or whose text is none; an undecodable byte.
+        RungError: a line that is not a JSON object, that has no ``column``, or whose text is none; a key that an object
+            has twice; an undecodable byte.
     """
     for number, line in enumerate(_lines(text_chunks(file, encoding)), start=1):
         if not line or line.isspace():
             continue
         where = f"{file.name}, line {number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_object)
+        except _TwiceError as error:
+            hint = "only one of the two values could be kept: write the line again, with one"
+            raise RungError(f"{where} has the key {error.args[0]!r} twice in one object", hint) from None
         except json.JSONDecodeError as error:
             hint = "each line is one JSON object; if the file is plain text, --format text"
+            if file.packed:
+                hint = f"each line is one JSON object; if they were when packed, the {file.packed} file is damaged: "
+                hint += "get it again"
             raise RungError(f"{where} is not JSON: {error.msg} at character {error.colno}", hint) from None
         except (RecursionError, ValueError) as error:
             raise RungError(f"{where} cannot be read: {_first_line(error)}", "leave the line out") from None
@@ -51,7 +59,7 @@ def json_lines(file: File, encoding: str, column: str) -> Iterator[Record]:
             raise not_text(where, column, _kind(text))
         if "\\u" in line:
             _check_whole(text, where)
-        yield Record(f"{file.name}#{number}", as_json(row), iter((text,) if text else ()))
+        yield Record(f"{file.name}#{number}", as_json(row, left_out), iter((text,) if text else ()))
 
 
 def parquet(file: File, column: str, metadata: bool, left_out: Counter[str]) -> Iterator[Record]:
@@ -84,7 +92,7 @@ def parquet(file: File, column: str, metadata: bool, left_out: Counter[str]) -> 
                 rest = batch.drop_columns([column]).to_pylist() if len(columns) > 1 else [{}] * len(texts)
                 for text, others in zip(texts, rest, strict=True):
                     row += 1
-                    yield Record(f"{file.name}#{row}", as_json(others), iter((text,) if text else ()))
+                    yield Record(f"{file.name}#{row}", as_json(others, left_out), iter((text,) if text else ()))
         except UnicodeDecodeError as error:
             problem = f"{file.name}, after row {row}: column {column!r} is not UTF-8 ({error.reason})"
             raise RungError(problem, "write the file again with its text in UTF-8") from None
@@ -110,13 +118,18 @@ def not_text(where: str, column: str, kind: str) -> RungError:
     return RungError(f"{where}: column {column!r} is {kind}, not text", "name the column of text: --text-column NAME")
 
 
-def as_json(value: Any) -> Any:
-    """Return a value of a table as JSON has it: times and decimals as text, NaN as null, infinities as text."""
+def as_json(value: Any, left_out: Counter[str]) -> Any:
+    """Return a value of a table as JSON has it: times and decimals as text, NaN as null, infinities as text.
+
+    Args:
+        left_out: each NaN and infinity is counted here.
+    """
     if isinstance(value, dict):
-        return {str(key): as_json(one) for key, one in value.items()}
+        return {str(key): as_json(one, left_out) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
+        return [as_json(one, left_out) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
+        left_out["NaN in metadata (null instead)" if math.isnan(value) else "infinity in metadata (text instead)"] += 1
         return None if math.isnan(value) else str(value)
     if value is None or isinstance(value, str | int | float):
         return value
@@ -124,6 +137,19 @@ def as_json(value: Any) -> Any:
 
 
 # Helpers
+
+
+class _TwiceError(Exception):
+    """An object of JSON has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        raise _TwiceError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+    return found
+
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -33,6 +33,7 @@ _COMPRESSED = (
     (b"BZh", "bzip2"),
     (b"\x28\xb5\x2f\xfd", "Zstandard"),
 )
+_PACKED = frozenset(kind for _, kind in _COMPRESSED)
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # after the fourth byte: the first block, or the end
 _SUFFIXES = (".gz", ".zst", ".xz", ".bz2", ".bz", ".zstd")
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
@@ -48,6 +49,7 @@ class File:
 
     ``name`` is for people: ``novels.zip/snow.txt.gz``. ``suffix`` tells what it is, whatever it is packed in: ``.txt``.
     ``stream`` is read once, from its beginning; ``seekable`` says whether it can go back too.
+    ``packed`` is the compression it comes out of, if any: what is wrong with it may be damage.
     """
 
     name: str
@@ -55,6 +57,7 @@ class File:
     stream: io.BufferedReader
     seekable: bool
     is_zip: bool = False
+    packed: str = ""
 
     @property
     def head(self) -> bytes:
@@ -126,7 +129,7 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, file: Any, name: str, kind: str, span: _Span | None, length: int):
         self._file, self._name, self._kind, self._span, self._length = file, name, kind, span, length
-        self._at = 0
+        self._at, self._lines = 0, 0
 
     def readable(self) -> bool:
         return True
@@ -143,9 +146,10 @@ class _Stream(io.RawIOBase):
         try:
             # Decompressors give little at a time: a peek at the head should see all of it.
             while filled < min(len(view), HEAD_BYTES):
-                data = self._file.read(len(view) - filled)
+                data = self._read(len(view) - filled)
                 if not data:
                     break
+                self._lines += data.count(b"\n") if self._kind in _PACKED else 0
                 view[filled : filled + len(data)] = data
                 filled += len(data)
         except _damages() as error:
@@ -155,6 +159,11 @@ class _Stream(io.RawIOBase):
         if self._span and self._length:
             self._span.reach(min(1.0, self._at / self._length))
         return filled
+
+    def _read(self, size: int) -> bytes:
+        # Of damaged data, what comes before the damage; a plain read would lose it.
+        data: bytes = self._file.read1(size) if hasattr(self._file, "read1") else self._file.read(size)
+        return data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = self._file.seek(offset, whence)
@@ -177,7 +186,8 @@ class _Stream(io.RawIOBase):
             return RungError(f"{self._name} takes a window of over 128 MiB to decompress", hint)
         cut = isinstance(error, EOFError) or "unexpected end" in str(error)
         how = "ends too soon" if cut else f"is damaged ({_first_line(error)})"
-        problem = f"{self._name}: the {self._kind} data {how}, after {self._at:,} bytes of text"
+        place = f"{self._at:,} bytes of text" + (f", {self._lines:,} whole lines" if self._lines else "")
+        problem = f"{self._name}: the {self._kind} data {how}, after {place}"
         return RungError(problem, "get the file again: it was cut short or changed on its way")
 
 
@@ -214,7 +224,7 @@ def _unpacked(
     is_epub = is_zip and (suffix == ".epub" or _EPUB.match(head) is not None)
     is_tar = head[_TAR_MAGIC[0] :].startswith(_TAR_MAGIC[1]) or (suffix == ".tar" and len(head) >= _TAR_BLOCK)
     if is_epub or not (is_zip or is_tar):
-        yield File(name, ".epub" if is_epub else suffix, stream, seekable, is_zip)
+        yield File(name, ".epub" if is_epub else suffix, stream, seekable, is_zip, kind or "")
         return
     assert isinstance(outer, _Stream)
     outer.tell_no_more()
