@@ -294,7 +294,7 @@ def test_the_encoding_is_found_out(text, encoding, told):
     assert decode(data, "a.txt") == (text, told)
 
 
-def test_the_bytes_that_both_encodings_know_are_the_same_text():
+def test_signs_and_kana_are_the_same_text_in_both_encodings():
     pairs = [bytes((a, b)) for a in range(0x81, 0x85) for b in (*range(0x40, 0x7F), *range(0x80, 0xFD))]
     checked = 0
     for data in [bytes((a,)) for a in range(0x80)] + pairs:
