@@ -99,3 +99,37 @@ def test_a_look_at_tokens(rung, store, here):
     (window,) = told["windows"]
     assert window["tokens"][1:] == window["targets"][:-1] or -1 in window["targets"]
     assert told["splits"]["train"]["looked_at"] == told["splits"]["train"]["tokens"]
+
+
+def test_one_of_a_thing_is_said_as_one(rung, bpe, here):
+    (here / "one.jsonl").write_text('{"text": "A text of some words, which stand in a row."}\n{"text": ""}\n')
+    made = rung("corpus", "files", "one.jsonl", "--out", "corpus")
+    assert "corpus: 1 document, 43 bytes, 43 characters" in made.text
+    assert "left out: 1 empty document\n" in made.err
+    built = rung("tokens", "build", "one.jsonl", "--tokenizer", bpe, "--out", "tx", "--validation-fraction", 0)
+    assert " 1 document " in built.text
+    assert built.text.endswith("next: rung train tx\n")
+    assert "left out: 1 empty document\n" in built.err
+    assert (here / "tx/dataset.json").read_bytes().endswith(b"}\n")
+    assert rung("corpus", "clean", "corpus").err.startswith("rung: missing --out\n")
+
+
+def test_a_mistake_names_the_flag_as_it_was_typed(rung, here):
+    for flag in ("--format", "--data.format"):
+        done = rung("corpus", "files", "x", "--out", "y", flag, "csv")
+        assert done.err.startswith(f"rung: {flag} is 'csv'\n")
+    assert rung("corpus", "files", "x", "--out", "y", "--data.format=csv").err.startswith(
+        "rung: --data.format is 'csv'\n"
+    )
+
+
+def test_the_tiles_of_a_page_count_the_same_splits(rung, store):
+    rung("tokens", "show", "store", "--html", "page.html")
+    found = json.loads(rung("tokens", "show", "store", "--json").out)["splits"]
+    page = (store.parent / "page.html").read_text(encoding="utf-8")
+    tokens, documents = (sum(split[name] for split in found.values()) for name in ("tokens", "documents"))
+    assert f'<span class="detail">{tokens:,}, train and validation</span>' in page
+    tile = (
+        f'<dt>Documents</dt><dd><span class="value">{documents}</span><span class="detail">train and validation</span>'
+    )
+    assert tile in page

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-
 from rung.corpus import cleaning, folder
 from rung.run import collecting
 from rung.tokens import writing

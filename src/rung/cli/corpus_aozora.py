@@ -93,15 +93,17 @@ def _of_hub(parsed: Any, choices: Choices, default: str) -> int:
     if parsed.ruby != "drop" or parsed.all_versions or parsed.encoding != "auto":
         raise RungError("--ruby, --all-versions and --encoding are for raw files", "leave them out with --hub")
 
+    from rung.report.words import count, plural
     from rung.run.corpus import aozora_of_hub
 
     name = parsed.sources[0] if parsed.sources else default
     corpus = aozora_of_hub(name, parsed.out, choices, revision=parsed.revision, overwrite=parsed.overwrite, say=say)
     report = corpus.report
     text = [
-        f"{corpus.path}: {corpus.documents:,} works, {corpus.characters:,} characters, {corpus.bytes:,} bytes",
-        f"of {report['rows']:,} rows read, {report['orthography_left_out']:,} are in another spelling, and "
-        f"{len(report['empty']):,} are empty",
+        f"{corpus.path}: {plural(corpus.documents, 'work')}, {plural(corpus.characters, 'character')}, "
+        f"{plural(corpus.bytes, 'byte')}",
+        f"read: {plural(report['rows'], 'row')}; left out: {count(report['orthography_left_out'])} in another "
+        f"spelling, {count(len(report['empty']))} empty",
         _next(corpus),
     ]
     print_result(_result(corpus), parsed.json, "\n".join(text))

@@ -32,7 +32,7 @@ def clean(arguments: Sequence[str]) -> int:
     add_settings(parser, short_names=_DATA, only=_DATA.values())
     parsed = parser.parse_args(arguments)
     if bool(parsed.out) == parsed.report_only:
-        problem = "--report-only writes nothing, and --out is given" if parsed.out else "missing: --out"
+        problem = "--report-only writes nothing, and --out is given" if parsed.out else "missing --out"
         raise RungError(problem, "name the folder to make with --out, or ask for --report-only")
     settings = checked(CleanConfig(**given_settings(parsed, CleanConfig)))
     data = override(Config(), given_settings(parsed), "flag").data
@@ -51,7 +51,10 @@ def clean(arguments: Sequence[str]) -> int:
     )
     text = "\n".join(_lines(cleaned.report))
     if cleaned.corpus:
-        text += f"\n{cleaned.corpus.path}: {cleaned.corpus.documents:,} documents, {cleaned.corpus.bytes:,} bytes"
+        from rung.report.words import plural
+
+        sizes = f"{plural(cleaned.corpus.documents, 'document')}, {plural(cleaned.corpus.bytes, 'byte')}"
+        text += f"\n{cleaned.corpus.path}: {sizes}"
     print_result({"corpus": parsed.out, **cleaned.report}, parsed.json, text)
     return 0
 
@@ -64,17 +67,20 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"{name:<16}  {said['documents']:>11,} documents  {said['bytes']:>15,} bytes")
         for example in said.get("examples", ()):
             lines.append(f"    {_one_line(example['name'], 40)}: {example['why']}: {_one_line(example['text'], 60)}")
-    for name, what in (("contamination", "named texts"), ("held_out", "documents that will be held out")):
+    for name, what in (("contamination", "texts held out"), ("held_out", "documents to be held out")):
         if name in report:
             lines += _overlaps(report[name], what)
     return lines
 
 
 def _overlaps(found: dict[str, Any], what: str) -> list[str]:
-    lines = [
-        f"{found['found_in_training']:,} of {found['held_out']:,} {what} share words in a row with "
-        f"{found['documents']:,} documents; {found['too_short']:,} more are too short to be looked for"
-    ]
+    from rung.report.words import count, plural
+
+    looked_for = f"{what}: {count(found['held_out'])} looked for"
+    if found["too_short"]:
+        looked_for += f" ({count(found['too_short'])} more too short for that)"
+    shared = f"{count(found['found_in_training'])} found again, in parts, in {plural(found['documents'], 'document')}"
+    lines = [f"{looked_for}, {shared if found['documents'] else 'none found again'}"]
     for one in found["listed"][:_SHOWN]:
         said = f"{one['document']} has {one['words']:,} words of {one['held_out']}"
         lines.append(f"    {_one_line(said, 80)}: {_one_line(one['text'], 60)}")

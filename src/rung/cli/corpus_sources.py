@@ -84,13 +84,16 @@ def _add_out(parser: Parser) -> None:
 
 
 def _print(corpus: Corpus, as_json: bool) -> int:
+    from rung.report.words import plural
+
     report = corpus.report
     for name, count in report["left_out"].items():
-        say(f"left out: {name}, {count:,} time{'s' * (count != 1)}")
+        say(f"left out: {name}, {plural(count, 'time')}")
     if report["empty"]:
-        say(f"{report['empty']:,} empty documents are not in the corpus")
+        say(f"left out: {plural(report['empty'], 'empty document')}")
     result = {"corpus": str(corpus.path), "documents": corpus.documents, "bytes": corpus.bytes}
     result |= {"characters": corpus.characters, "empty": report["empty"], "left_out": report["left_out"]}
-    text = f"{corpus.path}: {corpus.documents:,} documents, {corpus.bytes:,} bytes, {corpus.characters:,} characters"
+    sizes = ((corpus.documents, "document"), (corpus.bytes, "byte"), (corpus.characters, "character"))
+    text = f"{corpus.path}: {', '.join(plural(number, noun) for number, noun in sizes)}"
     print_result(result, as_json, f"{text}\nnext: rung train {corpus.path}")
     return 0

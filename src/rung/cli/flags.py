@@ -64,6 +64,9 @@ class Parser(argparse.ArgumentParser):
         if rest:
             hint = "after -- all words are text: put flags before it" if "--" in words else f"see {self.prog} --help"
             raise RungError(f"too many arguments: {' '.join(rest).replace(_MARK, '')}", hint)
+        flags = [word.split("=")[0] for word in words]
+        actions = self._option_string_actions
+        parsed.typed_as = {actions[flag].dest: flag for flag in flags if flag in actions}  # a setting has two names
         for name, value in vars(parsed).items():
             if isinstance(value, list):
                 setattr(parsed, name, [one.removeprefix(_MARK) for one in value])
@@ -131,8 +134,14 @@ def given_settings(parsed: argparse.Namespace, cls: type = Config) -> dict[str, 
         RungError: a value that is not of its field's type.
     """
     given = {path: getattr(parsed, path, None) for path, _ in settings.fields(cls)}
+    typed_as = getattr(parsed, "typed_as", {})
     return {
-        path: typed(f"--{path.replace('_', '-')}", settings.field_type(cls, path), value, is_path=path in _PATHS)
+        path: typed(
+            typed_as.get(path, f"--{path.replace('_', '-')}"),
+            settings.field_type(cls, path),
+            value,
+            is_path=path in _PATHS,
+        )
         for path, value in given.items()
         if value is not None
     }
@@ -146,6 +155,10 @@ def typed(flag: str, kind: Any, text: Any, *, is_path: bool = False) -> Any:
     """
     if typing.get_origin(kind) is tuple:
         return tuple(typed(flag, typing.get_args(kind)[0], one, is_path=is_path) for one in text)
+    if typing.get_origin(kind) is Literal and all(isinstance(one, str) for one in typing.get_args(kind)):
+        if text not in typing.get_args(kind):
+            raise RungError(f"{flag} is {text!r}", nearest(text, typing.get_args(kind)))
+        return text
     if kind is bool:
         values = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
         if text.lower() not in values:

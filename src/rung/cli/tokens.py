@@ -154,10 +154,12 @@ def _print_store(store: TokenStore, as_json: bool) -> int:
     result = {"store": str(store.path)} | {
         name: {"tokens": len(split), "documents": split.n_documents} for name, split in splits.items()
     }
+    from rung.report.words import plural
+
     lines = []
     for name, split in splits.items():
-        documents = "uncounted" if split.n_documents is None else f"{split.n_documents:,}"
+        documents = "uncounted documents" if split.n_documents is None else plural(split.n_documents, "document")
         n_bytes = f"{'about ' if split.estimated else ''}{split.text_bytes:,}"
-        lines.append(f"{name:<10}  {len(split):>14,} tokens  {documents:>9} documents  {n_bytes:>15} bytes")
-    print_result(result, as_json, "\n".join([*lines, f"next: rung train {store.path} "]))
+        lines.append(f"{name:<10}  {len(split):>14,} tokens  {documents:>19}  {n_bytes:>15} bytes")
+    print_result(result, as_json, "\n".join([*lines, f"next: rung train {store.path}"]))
     return 0

@@ -250,9 +250,12 @@ def _token_numbers(view: TokenView, train: SplitLook) -> list[tuple[str, str, st
     vocabulary = len(train.counts_V)
     unused = f"{count(train.unused)} of {count(vocabulary)} not seen"
     all_tokens = sum(split.tokens for split in view.splits.values())
+    counted = [view.documents[split] for split in view.splits]
+    documents = None if None in counted else sum(number or 0 for number in counted)
+    every = " and ".join(view.splits) if len(view.splits) < 3 else "all splits"
     return [
-        ("Tokens", short(all_tokens), count(all_tokens)),
-        ("Documents", _documents(view.documents[name]), name),
+        ("Tokens", short(all_tokens), f"{count(all_tokens)}, {every}"),
+        ("Documents", _documents(documents), every),
         ("Bytes per token", decimal(train.bytes_per_token), f"{name}, UTF-8"),
         ("Vocabulary unused", _share(train.unused, vocabulary), unused),
         ("Context", count(view.context_length), "tokens of a window"),

@@ -15,6 +15,7 @@ from rung.corpus.hub import HubDataset
 from rung.corpus.sources import fingerprint, resolve
 from rung.errors import RungError
 from rung.report.progress import track
+from rung.report.words import plural
 
 Say = Callable[[str], None]
 
@@ -118,7 +119,8 @@ def collect_hub(
                     break
         if writer.documents < n_documents:
             raise RungError(
-                f"{name} has {writer.documents:,} documents with text in {split!r}, and {n_documents:,} are asked",
+                f"{name} has {plural(writer.documents, 'document')} with text in {split!r}, "
+                f"and {n_documents:,} are asked",
                 f"ask for --documents {writer.documents}, or leave it out",
             )
         return _finished(writer, read, empty, source.left_out)
@@ -133,10 +135,12 @@ def _as_source(fingerprint: dict[str, Any]) -> dict[str, Any]:
 
 def _say_resumed(writer: CorpusWriter, say: Say) -> None:
     if writer.resumed:
-        say(f"going on after {writer.resumed:,} documents that are there already")
+        say(f"going on after {plural(writer.resumed, 'document')} written before")
 
 
 def _finished(writer: CorpusWriter, read: int, empty: int, left_out: Counter[str]) -> Corpus:
     if not writer.documents:
-        raise RungError(f"no text: all of the {read:,} documents are empty", "name a source that has text in it")
+        raise RungError(
+            f"no text in {plural(read, 'document')}, which is all there is", "name a source that has text in it"
+        )
     return writer.finish({"read": read, "empty": empty, "left_out": dict(sorted(left_out.items()))})

@@ -19,6 +19,7 @@ from rung.corpus.documents import documents, text_size
 from rung.errors import RungError
 from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
+from rung.report.words import plural
 from rung.run.choose import choose
 from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS, held
 from rung.run.tokens import is_tokens, open_store, say_of_in_place
@@ -61,8 +62,9 @@ def prepare(
     _check_settled(changes)
     made = [source for source in sources if is_tokens(source)]
     if made and len(made) < len(sources):
+        text = next(source for source in sources if source not in made)
         raise RungError(
-            f"{made[0]} holds tokens, and {len(sources) - len(made)} more sources, which are text, are named beside it",
+            f"{made[0]} holds tokens, and {text}, which is named beside it, is text",
             "make token stores of them first, with its tokenizer: rung tokens build",
         )
     base = _with_weights(base, changes, len(sources), say)
@@ -210,8 +212,8 @@ def _described(store: Store) -> str:
     n_documents = sum(split.n_documents or 0 for split in splits)
     if len(splits) == 2 and splits[0].names[-1:] == splits[1].names[:1] != []:
         n_documents -= 1  # one document, cut in two
-    empty = f" ({store.empty_documents} more are empty)" if store.empty_documents else ""
-    return f"{n_documents:,} document{'s' * (n_documents != 1)}{empty}, {about}{n_bytes:,} bytes"
+    empty = f" ({store.empty_documents:,} more without text)" if store.empty_documents else ""
+    return f"{plural(n_documents, 'document')}{empty}, {about}{n_bytes:,} bytes"
 
 
 def _text_size(files: Sequence[corpus_sources.Source], changes: Mapping[str, Any]) -> int:

@@ -13,6 +13,7 @@ from rung.corpus import sources as corpus_sources
 from rung.corpus.workers import EngineName, engine
 from rung.errors import RungError
 from rung.report.progress import track
+from rung.report.words import plural
 from rung.run.prepare import Say, make_tokenizer
 from rung.run.tokens import say_of_in_place
 from rung.tokens.files import BinType
@@ -52,7 +53,7 @@ def build(
             files, tokenizer, out, data, engine=made, workers=workers, overwrite=overwrite, on_progress=on_progress
         )
     if store.empty_documents:
-        say(f"{store.empty_documents:,} empty documents are not in the store")
+        say(f"left out: {plural(store.empty_documents, 'empty document')}")
     return store
 
 

@@ -64,10 +64,10 @@ class TokenStore:
     def describe(self) -> str:
         """Return one line on what is in the store, for people."""
         counts = [
-            f"{name} {len(tokens):,} tokens ({_counted(tokens.n_documents)} documents, {tokens.text_bytes:,} bytes)"
+            f"{name} {len(tokens):,} tokens ({_counted(tokens.n_documents)}, {tokens.text_bytes:,} bytes)"
             for name, tokens in self._splits.items()
         ]
-        empty = f"; {self.empty_documents:,} empty documents left out" if self.empty_documents else ""
+        empty = f"; {_many(self.empty_documents, 'empty document')} left out" if self.empty_documents else ""
         return ", ".join(counts) + empty
 
     def split(self, name: str) -> Tokens:
@@ -228,6 +228,7 @@ def write_json(path: Path, value: Any) -> None:
     """Write a JSON file and wait until the disk has it."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         json.dump(value, file, ensure_ascii=False, indent=1)
+        file.write("\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -336,7 +337,11 @@ def _identity(path: Path, info: dict[str, Any]) -> str:
 
 
 def _counted(number: int | None) -> str:
-    return "uncounted" if number is None else f"{number:,}"
+    return "uncounted documents" if number is None else _many(number, "document")
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _plain(value: Any) -> Any:
