@@ -25,7 +25,20 @@ hypothesis.settings.load_profile("rung")
 
 
 # What trains whole runs, starts processes or compiles many programs; `make quick` leaves it to `make test`.
-MEDIUM = ("run/", "cli/", "exchange/", "decode/test_generate.py", "decode/test_sampling.py", "train/test_step.py")
+MEDIUM = (
+    "run/",
+    "cli/",
+    "exchange/",
+    "diagnose/",
+    "corpus/test_aozora_works.py",
+    "corpus/test_cleaning.py",
+    "corpus/test_workers.py",
+    "decode/test_generate.py",
+    "decode/test_sampling.py",
+    "report/test_trackers.py",
+    "tokens/test_importing.py",
+    "train/test_step.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

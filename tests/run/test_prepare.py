@@ -73,7 +73,7 @@ def test_another_tokenizer_than_the_stores_is_refused(store, text, byte_file, tm
 
 
 def test_a_store_beside_other_sources_is_refused(store, text, tmp_path):
-    with pytest.raises(RungError, match="emma.txt, which is named beside it, is text"):
+    with pytest.raises(RungError, match=r"emma\.txt, which is named beside it, is text"):
         prepare([str(store), str(text)], None, STEPS, tmp_path, quietly)
 
 
