@@ -43,7 +43,7 @@ def test_counts_for_people_and_as_json(rung, raw, tmp_path):
     assert "3 works" in done.text
     assert "1 file left out, of works that have a newer one" in done.text
     assert "passed over: 1 .png" in done.text
-    assert "3 not, which stand as 〓" in done.text
+    assert "characters spelled out: 3 not resolved, which stand as 〓" in done.text
     assert "not resolved: 「口＋斗」 (3 in raw/7_ruby_1.txt and 2 more)" in done.text
     again = rung("corpus", "aozora", raw, "--out", tmp_path / "c", "--works", 2, "--overwrite", "--json")
     assert (again.json["documents"], again.json["report"]["gaiji"]) == (2, {"resolved": 0, "unresolved": 2})
