@@ -80,6 +80,7 @@ def resume(
         raise RungError(
             f"{opened.path / CONFIG} is not what the run began with: sizes are missing", "put it back as it was"
         )
+    _ = opened.store  # first: what a store says of itself tells more than that a file is another
     opened.check_tokens()
     opened.config = settings.resolve(settings.override(before, changes))
     check_trackers(opened.config)
