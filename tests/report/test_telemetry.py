@@ -144,7 +144,7 @@ def test_a_gpu_that_vanishes_is_not_known_and_the_rest_goes_on(monkeypatch, make
     telemetry(make_step(1))
     nvml._lost.add(0)
     telemetry(make_step(2))
-    _, after = emitted
+    before, after = emitted
     assert before.gpus[0]["utilization"] == 97
     assert after.gpus[0] == {**dict.fromkeys(before.gpus[0]), "name": "NVIDIA H200"}
     assert after.gpus[1] == before.gpus[1]
