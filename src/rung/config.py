@@ -8,34 +8,26 @@ same field is ``--model.d-model``. Where a setting can be derived from others it
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from rung.errors import RungError, nearest
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is known of one field beyond its type and default; kept in the dataclass field's metadata."""
-
-    help: str
-    unit: str = ""
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False  # the bound itself is excluded
-    open_high: bool = False
-
-
-def setting(default: Any, help: str, **rest: Any) -> Any:
-    """Declare a config field: its default, its help text, and the keywords of ``Setting``."""
-    return field(default=default, metadata={"setting": Setting(help, **rest)})
+from rung.setting import (
+    Setting,
+    check_bounds,
+    check_value,
+    field_type,
+    fields,
+    leaves,
+    replaced,
+    setting,
+    to_dict,
+    value_at,
+)
 
 
 @dataclass(frozen=True)
@@ -359,7 +351,7 @@ def from_dict(values: Mapping[str, Any], base: Config | None = None, where: str 
     for name in values:
         if name not in parts:
             raise RungError(f"{where}: unknown setting {name!r}", nearest(name, parts))
-    return override(base or Config(), dict(_leaves(values)), where)
+    return override(base or Config(), dict(leaves(values)), where)
 
 
 def override(config: Config, changes: Mapping[str, Any], where: str = "config") -> Config:
@@ -372,7 +364,7 @@ def override(config: Config, changes: Mapping[str, Any], where: str = "config") 
     for path, value in changes.items():
         if path not in known:
             raise RungError(f"{where}: unknown setting {path!r}", nearest(path, known))
-        config = _replaced(config, path.split("."), _checked(path, known[path], value, where))
+        config = replaced(config, path.split("."), _checked(path, known[path], value, where))
     return config
 
 
@@ -393,10 +385,10 @@ def adapt(base: Config, changes: Mapping[str, Any], where: str = "config") -> tu
     notes = []
     for group in (_LENGTHS, _WARMUPS):
         if any(changes.get(path) for path in group):
-            follow |= {path: type(_get(base, path))(0) for path in group}
+            follow |= {path: type(value_at(base, path))(0) for path in group}
     steps = changes.get("train.steps", 0)
     for path in ("train.warmup_steps", "train.decay_steps"):
-        old = _get(base, path)
+        old = value_at(base, path)
         if steps and base.train.steps and old and path not in {**follow, **changes}:
             follow[path] = round(old * steps / base.train.steps)
             notes.append(f"{path} {old} -> {follow[path]}, as train.steps {base.train.steps} -> {steps}")
@@ -410,22 +402,9 @@ def checked(settings: Any, where: str = "flag") -> Any:
         RungError: a value of another type, or out of its bounds.
     """
     for path, declared in fields(type(settings)):
-        value = check_value(path, field_type(type(settings), path), _get(settings, path), where)
+        value = check_value(path, field_type(type(settings), path), value_at(settings, path), where)
         check_bounds(path, declared.metadata["setting"], value, where)
     return settings
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Return the config as nested dicts of plain values, ready for TOML or JSON."""
-    return {
-        f.name: to_dict(value)
-        if dataclasses.is_dataclass(value)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for f in dataclasses.fields(config)
-        for value in [getattr(config, f.name)]
-    }
 
 
 def to_toml(config: Config) -> str:
@@ -435,26 +414,9 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(to_dict(config))
 
 
-def fields(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
-    """Yield ``(path, field)`` of each setting in a config class, sub-configs included, in order."""
-    for f in dataclasses.fields(cls):
-        if isinstance(f.default, tuple) or not dataclasses.is_dataclass(f.default):
-            yield prefix + f.name, f
-        else:
-            yield from fields(type(f.default), f"{prefix}{f.name}.")
-
-
-def field_type(cls: type, path: str) -> Any:
-    """Return the resolved type of the setting at ``path`` within ``cls``."""
-    *parents, name = path.split(".")
-    for parent in parents:
-        cls = typing.get_type_hints(cls)[parent]
-    return typing.get_type_hints(cls)[name]
-
-
 def differences(one: Config, two: Config) -> dict[str, tuple[Any, Any]]:
     """Return ``{path: (value in one, value in two)}`` for each setting that differs."""
-    first, second = dict(_leaves(to_dict(one))), dict(_leaves(to_dict(two)))
+    first, second = dict(leaves(to_dict(one))), dict(leaves(to_dict(two)))
     return {path: (first[path], second[path]) for path in first if first[path] != second[path]}
 
 
@@ -546,28 +508,8 @@ def _check_training(config: Config) -> None:
 # Helpers
 
 
-def _get(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
-
-
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def _replaced(node: Any, path: list[str], value: Any) -> Any:
-    if len(path) > 1:
-        value = _replaced(getattr(node, path[0]), path[1:], value)
-    return dataclasses.replace(node, **{path[0]: value})
 
 
 def _checked(path: str, declared: dataclasses.Field, value: Any, where: str) -> Any:
@@ -577,49 +519,3 @@ def _checked(path: str, declared: dataclasses.Field, value: Any, where: str) -> 
     bounds: Setting = declared.metadata["setting"]
     check_bounds(path, bounds, value, where)
     return value
-
-
-def check_value(path: str, kind: Any, value: Any, where: str) -> Any:
-    """Return ``value`` converted to ``kind`` (a config field's type) where nothing is lost by it.
-
-    Raises:
-        RungError: the value is of another type, or not among the choices.
-    """
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if value not in choices:
-            raise RungError(
-                f"{where}: {path} is {value!r}",
-                nearest(str(value), choices) if isinstance(value, str) else f"one of {choices}",
-            )
-        return value
-    if origin is tuple:
-        values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list | tuple):
-            raise RungError(f"{where}: {path} is {value!r}, not a list", f"write {path.split('.')[-1]} = [...]")
-        return tuple(check_value(path, typing.get_args(kind)[0], one, where) for one in values)
-    assert not isinstance(kind, types.UnionType), f"{path}: a config field has one type"
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not kind:
-        raise RungError(f"{where}: {path} is {value!r}, not {_type_names[kind]}", f"give {path} {_type_names[kind]}")
-    return value
-
-
-_type_names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-
-
-def check_bounds(path: str, bounds: Setting, value: Any, where: str) -> None:
-    """Raise a RungError when a number is outside the setting's bounds, or not a number at all."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    low_ok = value > bounds.low if bounds.open_low else value >= bounds.low
-    high_ok = value < bounds.high if bounds.open_high else value <= bounds.high
-    if not (low_ok and high_ok) or not math.isfinite(value):
-        limits = []
-        if bounds.low > -math.inf:
-            limits.append(f"{'over' if bounds.open_low else 'at least'} {bounds.low:,.10g}")
-        if bounds.high < math.inf:
-            limits.append(f"{'below' if bounds.open_high else 'at most'} {bounds.high:,.10g}")
-        raise RungError(f"{where}: {path} is {value}", f"it must be {' and '.join(limits) or 'finite'}")

@@ -6,6 +6,7 @@ The command is dispatched before anything heavy is imported, so that ``rung --he
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -49,18 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except RungError as error:
-        _flush_quietly()
-        print(f"rung: {error.problem}\nhint: {error.hint}", file=sys.stderr)
-        if "--json" in arguments:
-            _print_json({"error": error.problem, "hint": error.hint, "status": error.status})
-        return error.status
+        return _failed(arguments, error.problem, error.hint, error.status)
     except KeyboardInterrupt as interrupt:
-        print(f"\nrung: {str(interrupt) or 'interrupted'}", file=sys.stderr)
-        if not _is_resumable(arguments):
-            return 1
+        print(file=sys.stderr)  # below the ^C
         kept = GOES_ON in getattr(interrupt, "__notes__", ())
-        print(f"hint: {GOES_ON if kept else BEGINS_AGAIN}", file=sys.stderr)
-        return 3
+        goes_on = (GOES_ON if kept else BEGINS_AGAIN) if _is_resumable(arguments) else ""
+        return _failed(arguments, str(interrupt) or "interrupted", goes_on, 3 if goes_on else 1)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -68,8 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.strerror is None:
             raise
         what = f"{error.filename}: " if error.filename else ""
-        print(f"rung: {what}{error.strerror}\nhint: look at the place, its permissions and the disk", file=sys.stderr)
-        return 1
+        return _failed(arguments, f"{what}{error.strerror}", "look at the place, its permissions and the disk", 1)
+
+
+def _failed(arguments: list[str], problem: str, hint: str, status: int) -> int:
+    """Say what went wrong, for people and, where it was asked for, as the line of JSON; returns the status."""
+    try:
+        sys.stdout.flush()
+        if "--json" in arguments:
+            print(json.dumps({"error": problem, "hint": hint, "status": status}), flush=True)
+    except BrokenPipeError:  # what went wrong is still to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(f"rung: {problem}", *([f"hint: {hint}"] if hint else []), sep="\n", file=sys.stderr)
+    return status
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -99,23 +105,6 @@ def _is_resumable(arguments: list[str]) -> bool:
 def _terminated(number: int, frame: Any) -> None:
     """End as Ctrl-C does, so that nothing half made is left behind. Training has a way of its own, which saves."""
     raise KeyboardInterrupt("terminated")
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    """Print an object on a line of standard output, in ASCII; nobody may be there to read it."""
-    import json
-
-    try:
-        print(json.dumps(record), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _flush_quietly() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:  # what went wrong is still to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help() -> str:

@@ -16,8 +16,8 @@ from rung.config import Config
 from rung.report.charts import Across, Curve
 from rung.report.columns import columns
 from rung.report.html import Run
-from rung.report.series import smooth
-from rung.report.words import count, decimal, duration, short
+from rung.report.series import smooth, typical
+from rung.report.words import count, decimal, duration, short, shown
 from rung.train.events import Evaluated, Finished
 
 ENDING_STEPS = 100  # that the training loss is the mean over
@@ -72,7 +72,7 @@ class Compared:
             "best_step": best.step if best else None,
             "bits_per_byte": best.bits_per_byte if best else None,
             "last_validation_loss": last.loss if last else None,
-            "tokens_per_second": _typical(steps["tokens_per_second"]),
+            "tokens_per_second": typical(steps["tokens_per_second"]),
             "lineage": self.run.lineage,
             "seconds": max([float(_last(steps["seconds"])), *(event.seconds for event in ends)]),
         }
@@ -131,7 +131,9 @@ class Comparison:
     @cached_property
     def differences(self) -> dict[str, list[Any]]:
         """The settings that are not the same in all runs: by path, the value in each."""
-        values = {path: [_get(one.run.config, path) for one in self.runs] for path, _ in settings.fields(Config)}
+        values = {
+            path: [settings.value_at(one.run.config, path) for one in self.runs] for path, _ in settings.fields(Config)
+        }
         return {path: each for path, each in values.items() if path != "name" and any(one != each[0] for one in each)}
 
     @cached_property
@@ -186,21 +188,6 @@ def lines(comparison: Comparison) -> list[str]:
     ]
 
 
-def shown(value: Any) -> str:
-    """Return the value of a setting as text."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return count(value)
-    if isinstance(value, float):
-        return f"{value:,g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(shown(one) for one in value) or "none"
-    return str(value) or "“”"
-
-
 def _settings(comparison: Comparison) -> list[str]:
     differ = comparison.differences
     if not differ:
@@ -219,22 +206,9 @@ def _ending(steps: Mapping[str, np.ndarray]) -> float | None:
     return float(steps["loss"][ending].mean()) if ending.any() else None
 
 
-def _typical(values: np.ndarray) -> float | None:
-    """Return the median of the finite values after the first, which waits for the compiler."""
-    rest = values[1:] if len(values) > 1 else values
-    rest = rest[np.isfinite(rest)]
-    return float(np.median(rest)) if len(rest) else None
-
-
 def _last(values: np.ndarray) -> Any:
     return values[-1].item() if len(values) else 0
 
 
 def _float(value: float | None) -> float:
     return math.nan if value is None else float(value)
-
-
-def _get(config: Any, path: str) -> Any:
-    for part in path.split("."):
-        config = getattr(config, part)
-    return config

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from rung.report.charts import Across, Curve, chart
-from rung.report.comparison import ACROSS, CELLS, Compared, Comparison, cell, shown
+from rung.report.comparison import ACROSS, CELLS, Compared, Comparison, cell
 from rung.report.files import whole_file
 from rung.report.html import document
 from rung.report.plots import INK, dress, scale
 from rung.report.series import wants_log
-from rung.report.words import NOTHING, safe, short, visible
+from rung.report.words import NOTHING, safe, short, shown, visible
 
 # As in page.css, by daylight.
 SERIES = ("#35699f", "#b84d26", "#2f7d5b", "#8a5a9e", "#a57a1e", "#3a8aa4", "#a8486f", "#6b6f76")

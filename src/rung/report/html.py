@@ -19,6 +19,7 @@ from rung.report.files import whole_file
 from rung.report.history import event_table, lineage_table, started_from
 from rung.report.metrics import Metrics, read_metrics, read_samples
 from rung.report.plots import loss_curves
+from rung.report.series import typical
 from rung.report.tables import Parameter, config_table, environment_table, parameter_table
 from rung.report.words import NOTHING, count, decimal, duration, plural, safe, short
 from rung.train.events import Evaluated, Sampled
@@ -159,7 +160,7 @@ def _numbers(run: Run) -> str:
     metrics = run.metrics
     steps = metrics.steps
     best = _best(metrics.evaluations)
-    speed = _typical(steps["tokens_per_second"])
+    speed = typical(steps["tokens_per_second"])
     cells = [
         ("Held-out loss", decimal(best.loss) if best else None, _best_detail(metrics.evaluations)),
         ("Perplexity", decimal(best.perplexity, 2) if best else None, "held out, per token"),
@@ -226,7 +227,7 @@ def _wait_cell(steps: dict[str, np.ndarray]) -> tuple[str | None, str]:
 
 
 def _flops(steps: dict[str, np.ndarray]) -> str:
-    flops = _typical(steps["flops_per_second"])
+    flops = typical(steps["flops_per_second"])
     return f"{short(flops / 1e9)} GFLOP/s achieved" if flops else "median of the steps"
 
 
@@ -294,10 +295,3 @@ def _last_step(metrics: Metrics) -> int:
 def _seconds(metrics: Metrics) -> float:
     times = [float(_last(metrics.steps["seconds"], 0.0))]
     return max(times + [e.seconds for e in metrics.evaluations] + [e.seconds for e in metrics.finished])
-
-
-def _typical(values: np.ndarray) -> float:
-    """Return the median of the finite values after the first, which waits for the compiler; 0 for none."""
-    rest = values[1:] if len(values) > 1 else values
-    rest = rest[np.isfinite(rest)]
-    return float(np.median(rest)) if len(rest) else 0.0

@@ -51,6 +51,13 @@ def thin(values: np.ndarray, limit: int = MOST_POINTS) -> np.ndarray:
     return np.array(sorted(kept))
 
 
+def typical(values: np.ndarray) -> float | None:
+    """Return the median of the finite values after the first, which waits for the compiler; ``None`` for none."""
+    rest = values[1:] if len(values) > 1 else values
+    rest = rest[np.isfinite(rest)]
+    return float(np.median(rest)) if len(rest) else None
+
+
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Return round numbers, a 1, 2 or 5 of some decade apart, within [low, high]; at most ``most``."""
     if not high > low:

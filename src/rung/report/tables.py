@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rung import config as settings
 from rung.config import Config
 from rung.errors import RungError
-from rung.report.words import count, safe
+from rung.report.words import count, safe, shown
+from rung.setting import leaves
 
 TIMES = " × "
 
@@ -76,8 +77,8 @@ def environment_table(environment: Mapping[str, Any] | None) -> str:
     """Return versions and device as HTML; nested names are joined by dots."""
     if not environment:
         return '<p class="empty">Not recorded.</p>'
-    known = ((name, value) for name, value in _flat(environment) if value not in ("", None))
-    rows = (f"<tr><th>{safe(name)}</th><td><code>{safe(value)}</code></td></tr>" for name, value in known)
+    known = ((name, value) for name, value in leaves(environment) if value not in ("", None))
+    rows = (f"<tr><th>{safe(name)}</th><td><code>{safe(_text(value))}</code></td></tr>" for name, value in known)
     return f'<table class="about"><tbody>{"".join(rows)}</tbody></table>'
 
 
@@ -137,11 +138,11 @@ def _setting_row(config: Config, path: str, declared: settings.Setting, changed:
     elif differs:
         # Where the default of 0 stands for a rule, the rule is worth more than the 0.
         rule = "" if changed[path][1] else declared.help.partition("0: ")[2].partition(";")[0]
-        remark = f'<span class="default">default: {safe(rule) or _shown(changed[path][1])}</span>'
+        remark = f'<span class="default">default: {safe(rule) or safe(shown(changed[path][1]))}</span>'
     unit = f' <span class="unit">{_unit(declared.unit, value)}</span>' if declared.unit else ""
     return (
         f'<tr{" class=changed" if differs else ""} title="{safe(declared.help)}"><th><code>{part}</code></th>'
-        f'<td><span class="value">{_shown(value)}</span>{unit}{remark}</td></tr>'
+        f'<td><span class="value">{safe(shown(value))}</span>{unit}{remark}</td></tr>'
     )
 
 
@@ -160,21 +161,5 @@ def _unit(unit: str, value: Any) -> str:
     return unit.removesuffix("s") if value == 1 else unit
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return count(value)
-    if isinstance(value, float):
-        return f"{value:,g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_shown(one) for one in value) or "none"
-    return safe(value) if value else "“”"
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, ", ".join(map(str, value)) if isinstance(value, list) else value
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

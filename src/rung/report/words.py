@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 NOTHING = "–"  # where there is no number to show
 NEWLINE, TAB = "⏎", "⇥"
@@ -42,6 +43,21 @@ def decimal(number: float, places: int = 3) -> str:
     if number and not 10.0**-places <= abs(number) < 1e6:
         return f"{number:.2e}"
     return f"{number:,.{places}f}"
+
+
+def shown(value: Any) -> str:
+    """Return the value of a setting as text; of one that is not known, none."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return count(value)
+    if isinstance(value, float):
+        return f"{value:,g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(one) for one in value) or "none"
+    return str(value) or "“”"
 
 
 def duration(seconds: float) -> str:

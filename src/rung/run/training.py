@@ -18,8 +18,6 @@ from rung import config as settings
 from rung.config import Config, GenerateConfig
 from rung.decode.generate import Generator
 from rung.decode.text import complete
-from rung.diagnose.activations import Findings, describe, examine
-from rung.diagnose.replay import DIVERGED, write_replay
 from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh
@@ -31,6 +29,7 @@ from rung.report.progress import Progress as ProgressView
 from rung.report.telemetry import Telemetry
 from rung.report.trackers import check_trackers, trackers
 from rung.run.best import BestWeights
+from rung.run.divergence import Divergence
 from rung.run.folder import (
     ENVIRONMENT,
     LINEAGE,
@@ -57,7 +56,7 @@ from rung.train.norms import copy_of, make_norms
 from rung.train.optimizer import make_optimizer
 from rung.train.schedule import rate_factor
 from rung.train.spikes import Spikes
-from rung.train.step import abstract_state, initial_state, make_step, place, row_keys
+from rung.train.step import abstract_state, initial_state, make_step, place
 
 _TRAIN_LOSS_STEPS = 100  # the train loss of a result is the mean over so many last steps
 
@@ -170,7 +169,6 @@ class Training:
         self.time_limit = time_limit
         self.recent_losses: deque[float] = deque(maxlen=_TRAIN_LOSS_STEPS)
         self.best = BestWeights(run.path, say)
-        self._findings: Findings | None = None
         self._held_out: HeldOut | None = None
 
     @property
@@ -261,6 +259,7 @@ class Training:
     ) -> Loop:
         config = self.config
         batches, steps = self._batches(), config.train.steps
+        divergence = Divergence(self.run.path, self.model, batches, self.mesh, config.train, self.say)
         factor = rate_factor(config.train, steps, self.tokens_per_step)
         self._introduce()
 
@@ -299,8 +298,8 @@ class Training:
             profile=self.profile,
             norms=(copy_of, make_norms(self.model.weights())),
             spikes=Spikes(config.train.spike_threshold, progress.losses),
-            look_closer=lambda step, weights: self._look_closer(batches, step, weights),
-            on_divergence=lambda step, weights: self._keep_for_replay(batches, step, weights),
+            look_closer=divergence.look_closer,
+            on_divergence=divergence.keep,
         )
 
     def _start(
@@ -332,6 +331,9 @@ class Training:
             state, progress = self.initial_state(), Progress()
         else:
             state, progress = restored.state, restored.progress
+            if int(state["skipped_in_a_row"]) >= self.config.train.max_skipped:
+                # The setting was lowered below what has been skipped: the step would apply no update any more.
+                state = {**state, "skipped_in_a_row": jax.numpy.zeros_like(state["skipped_in_a_row"])}
             for problem in restored.problems:
                 self.say(f"{problem}; going on from step {progress.step:,}")
         if check is not None and progress.step < self.config.train.steps:
@@ -437,41 +439,6 @@ class Training:
         generator = Generator(self.model, weights, vocab_size=self.tokenizer.vocab_size, end_id=self.tokenizer.end_id)
         drawn = GenerateConfig(max_tokens=sample.max_tokens, temperature=sample.temperature, top_k=sample.top_k)
         return [(prompt, complete(generator, self.tokenizer, prompt, drawn)[0].text) for prompt in sample.prompts]
-
-    def _look_closer(self, batches: Batches | Mixture, step: int, weights: Any) -> tuple[list[int], str]:
-        """Return the documents of a batch whose update was skipped, and what is found in it."""
-        train = self.config.train
-        self._findings = None
-        try:
-            keys_B = row_keys(train.seed, step, train.batch_size)
-            batch = place(batches(step), self.mesh)
-            self._findings = examine(self.model, weights, batch, keys_B, train.micro_batch_size)
-        except Exception as error:  # a look at what went wrong must not make it worse
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            return batches.documents(step), f"could not be looked into: {reason}"
-        return batches.documents(step), describe(self._findings)
-
-    def _keep_for_replay(self, batches: Batches | Mixture, step: int, weights: Any) -> None:
-        """Keep the batch whose update was the last of too many that were not finite, and the weights it was for."""
-        train = self.config.train
-        try:
-            kept = write_replay(
-                self.run.path / DIVERGED,
-                step=step + 1,
-                in_a_row=train.max_skipped,
-                seed=train.seed,
-                micro_batch_size=train.micro_batch_size,
-                documents=batches.documents(step),
-                findings=self._findings,
-                batch=batches(step),
-                weights=weights,
-            )
-        except OSError as error:
-            self.say(f"the batch of step {step + 1:,} cannot be kept: {error.strerror}")
-        else:
-            self.say(
-                f"batch and weights of step {step + 1:,} are in {kept}; look with: rung check {self.run.path} --replay"
-            )
 
     def _remember(self, event: events.Event) -> None:
         if isinstance(event, events.StepDone) and not event.skipped:

@@ -130,6 +130,10 @@ class Loop:
         for number in range(self._progress.step, self.steps):
             self._profile(number, state)
             batch, waited = next(batches)
+            if pending is not None and (self._due(number + 1) or number + 1 == self.steps):
+                # The step that comes is waited for: read together with this one, it would seem to take no time.
+                self._stepped(pending, state)
+                pending = None
             before = self.norms[0](state["weights"]) if self.norms and self._norms_due(number + 1) else None
             state, metrics = self.step(state, batch)
             norms = self.norms[1](before, state["weights"]) if self.norms and before is not None else None
