@@ -83,7 +83,8 @@ def disk(tmp_path) -> Iterator[Disk]:
 def at(monkeypatch) -> Callable[..., None]:
     """Let things happen once, when the log has heard of an event: ``at({5: do, SaveFailed: do, (Saved, 12): do})``.
 
-    A number is that of a step that is done; more may be added while a run goes on.
+    A number is that of a step that is done, and of nothing being written just then: on a slow disk the save before
+    would meet what happens. More may be added while a run goes on.
     """
     actions: dict[Any, Callable[[], object]] = {}
 
@@ -92,6 +93,10 @@ def at(monkeypatch) -> Callable[..., None]:
             super().__call__(event)
             for what in (event.step if isinstance(event, StepDone) else type(event), (type(event), event.step)):
                 if what in actions:
+                    if isinstance(what, int):
+                        writing = [thread for thread in threading.enumerate() if thread.name == "rung-save"]
+                        for thread in writing:
+                            thread.join()
                     actions.pop(what)()
 
     monkeypatch.setattr("rung.run.training.MetricsLog", Acting)
@@ -154,7 +159,7 @@ def test_a_disk_that_is_full_while_saving_stops_nothing_and_is_told_of(disk, at,
     # Room for a part of the arrays.
     at({7: lambda: disk.fill(leave=100_000), SaveFailed: look})
     status, said = command("train", "--run", run)
-    assert status == 0
+    assert status == 0, said
     assert f"step 8 was not saved: {FULL}; last whole checkpoint: step 4; it is tried again" in said
     assert seen == [("4\n", {"4"})]
     failed = read_metrics(run / "metrics.jsonl").of(SaveFailed)
@@ -242,7 +247,7 @@ def test_a_report_that_finds_no_room_is_written_by_a_resume(disk, at, command, w
 
     at({(Saved, 12): fill})
     status, said = command("train", "--run", run)
-    assert status == 0
+    assert status == 0, said
     assert f"the report of {run} cannot be written: {FULL}" in said
     assert f"the last lines of {run / 'metrics.jsonl'} are not written: {FULL}" in said
     disk.free()
@@ -322,7 +327,7 @@ def test_checkpoints_that_become_read_only_stop_nothing(disk, at, command, whole
 
     at({5: lock, 10: lambda: subprocess.run(["umount", folder], check=True)})
     status, said = command("train", "--run", run)
-    assert status == 0
+    assert status == 0, said
     assert "step 8 was not saved: Read-only file system; last whole checkpoint: step 4" in said
     is_whole(run, whole)
 
@@ -411,7 +416,7 @@ def test_a_run_whose_folder_was_elsewhere_for_a_while_is_saved_again(at, command
     run, away = tmp_path / "run", tmp_path / "away"
     at({5: lambda: run.rename(away), 10: lambda: away.rename(run)})
     status, said = command("train", "--run", run)
-    assert status == 0
+    assert status == 0, said
     assert "step 8 was not saved: No such file or directory" in said
     is_whole(run, whole)
 
@@ -428,7 +433,7 @@ def test_a_run_that_is_being_trained_is_refused_to_others(at, command, text, con
 
     at({6: others})
     status, said = command("train", "--run", run)
-    assert status == 0
+    assert status == 0, said
     assert refused == [2, 2]
     assert said.count(f"{run} is being trained by process {os.getpid()}") == 2
     is_whole(run, whole)
