@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from rung.config import CleanConfig, Filter
 from rung.corpus import cleaning
 from rung.corpus.cleaning import clean
-from rung.corpus.folder import Corpus, CorpusWriter
+from rung.corpus.folder import Corpus
 from rung.corpus.judging import FILTERS
 from rung.corpus.workers import engine
+from rung.corpus.writer import CorpusWriter
 from rung.errors import RungError
 
 NAMES = ("first", "copy", "nearly", "other", "short", "spam", "numbers", "leaked", "deutsch")

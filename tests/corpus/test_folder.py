@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import rung.corpus.folder as folder_module
 from rung.config import DataConfig
 from rung.corpus.documents import documents, scan
-from rung.corpus.folder import Corpus, CorpusWriter, is_corpus, read_lines
+from rung.corpus.folder import Corpus, is_corpus, read_lines
 from rung.corpus.sources import fingerprint, resolve
+from rung.corpus.writer import CorpusWriter
 from rung.errors import RungError
 
 TEXTS = ["国境の長い\r\nトンネル", "", 'say "\\u0041" \x00\u2028\x1f\U0001f600\n\n', "<|endoftext|> as characters\\"]
@@ -185,7 +186,7 @@ def test_two_processes_do_not_make_the_same_corpus(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from rung.corpus.folder import CorpusWriter
+from rung.corpus.writer import CorpusWriter
 out, kill_at = sys.argv[1], int(sys.argv[2])
 with CorpusWriter(out, "files", settings={"a": 1}, shard_bytes=2000) as writer:
     begin, seen = writer.state or (0, 0)

@@ -15,8 +15,8 @@ import pytest
 from rung.config import CleanConfig, DataConfig, TokenizerConfig
 from rung.corpus import cleaning
 from rung.corpus.documents import Document
-from rung.corpus.folder import CorpusWriter
 from rung.corpus.workers import engine
+from rung.corpus.writer import CorpusWriter
 from rung.errors import RungError
 from rung.tokens import encoding
 from rung.tokens.engines import UnknownCharacter

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from rung.config import DataConfig
-from rung.corpus import folder as corpus_folder
+from rung.corpus import writer as corpus_writer
 from rung.corpus.documents import documents
 from rung.corpus.folder import Corpus
 from rung.corpus.sources import resolve
@@ -61,14 +61,14 @@ class Killed(BaseException):
 
 def killed_after(monkeypatch, n_documents):
     """Let the process die, as far as a test can, when it has begun to write so many documents."""
-    write, count = corpus_folder.CorpusWriter.write, itertools.count(1)
+    write, count = corpus_writer.CorpusWriter.write, itertools.count(1)
 
     def dying(self, *arguments):
         if next(count) > n_documents:
             raise Killed
         write(self, *arguments)
 
-    monkeypatch.setattr(corpus_folder.CorpusWriter, "write", dying)
+    monkeypatch.setattr(corpus_writer.CorpusWriter, "write", dying)
 
 
 def cut_short_and_gone_on(monkeypatch, make, out, n_documents):

@@ -98,7 +98,7 @@ def observe(marks: mmap.mmap) -> None:
         within(TRAINING, 0, owner, name, phase)
     for owner, name, phase in (
         (checkpoint.Checkpoints, "_write", "writing arrays"),
-        (checkpoint, "_on_disk", "waiting for the disk"),
+        (checkpoint, "on_disk", "waiting for the disk"),
         (Path, "rename", "renaming"),
         (checkpoint, "write_pointer", "moving pointers"),
         (checkpoint.Checkpoints, "_tidy", "deleting old ones"),

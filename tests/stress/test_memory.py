@@ -69,11 +69,11 @@ SAVES = """
             peak = max(peak, process.memory_info().rss)
             time.sleep(0.002)
 
-    wait_for_disk = checkpoint._on_disk
+    wait_for_disk = checkpoint.on_disk
     def slow(path):
         time.sleep(0.1)
         wait_for_disk(path)
-    checkpoint._on_disk = slow
+    checkpoint.on_disk = slow
 
     scalars = {"loss_sum": 1.0, "targets": 1, "gradient_norm": 1.0, "rate_factor": 1.0}
     scalars |= {"skipped": False, "skipped_in_a_row": 0}

@@ -21,10 +21,11 @@ from rung.corpus.contamination import Index, Overlap, build_index
 from rung.corpus.documents import Document, OnProgress, Scan, documents
 from rung.corpus.duplicates import bands, chance_found, nearly_same_text, same_text
 from rung.corpus.filters import check_languages, check_scripts
-from rung.corpus.folder import Corpus, CorpusWriter, Record, is_corpus, read_lines
+from rung.corpus.folder import Corpus, Record, is_corpus, read_lines
 from rung.corpus.judging import EXAMPLES, FILTERS, STAYS, Block, Judged, judge_block, look_in_block
 from rung.corpus.sources import Source, fingerprint, resolve
 from rung.corpus.workers import Engine
+from rung.corpus.writer import CorpusWriter
 from rung.errors import RungError, note_kept
 
 _FORMAT = 1  # of what is kept; another one is begun anew

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +19,7 @@ from rung.corpus.duplicates import Signature, TextKey
 from rung.corpus.filters import WINDOW_CHARS, Measures
 from rung.corpus.folder import read_lines
 from rung.corpus.words import Words, words_of
+from rung.disk import whole_file
 
 FILTERS = ("length", "letters", "scripts", "repetition", "languages", "duplicates", "near-duplicates", "contamination")
 """What takes documents, in this order: the first that takes one counts it."""
@@ -56,12 +56,8 @@ class Judged:
         """Write the file, whole or not at all."""
         words = json.dumps([self.why, [(n, dataclasses.astuple(one)) for n, one in self.overlaps]])
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
+        with whole_file(path) as file:
             np.savez(file, words=np.frombuffer(words.encode(), np.uint8), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
 
     @classmethod
     def load(cls, path: Path) -> Judged:

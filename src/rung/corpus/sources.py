@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from rung.corpus.folder import Corpus, fingerprint_corpus, is_corpus
+from rung.disk import reason
 from rung.errors import RungError
 
 STDIN = "-"
@@ -190,8 +191,7 @@ def _spooled(name: str, stream: BinaryIO) -> Source:
 
 
 def _unreadable(name: str, error: OSError) -> RungError:
-    reason = (error.strerror or str(error)).lower()
-    return RungError(f"{name} cannot be read: {reason}", "look at the path and its permissions")
+    return RungError(f"{name} cannot be read: {reason(error)}", "look at the path and its permissions")
 
 
 def _nearby(path: Path) -> str:

@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from rung.corpus.sources import Source
+from rung.disk import reason
 from rung.errors import RungError
 
 HEAD_BYTES = 1 << 12  # what a file's kind is told by
@@ -174,9 +175,7 @@ class _Stream(io.RawIOBase):
 
     def _damaged(self, error: Exception) -> RungError:
         if isinstance(error, OSError) and error.errno is not None:
-            return RungError(
-                f"{self._name} cannot be read: {(error.strerror or str(error)).lower()}", "look at the disk"
-            )
+            return RungError(f"{self._name} cannot be read: {reason(error)}", "look at the disk")
         if "password" in str(error):
             return RungError(f"{self._name} is encrypted", "unpack it with its password first")
         if isinstance(error, NotImplementedError):

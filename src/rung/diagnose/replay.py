@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import jax
 import numpy as np
 
 from rung.diagnose.activations import Findings, describe, examine, row_losses
+from rung.disk import on_disk, publish, reason
 from rung.errors import RungError
 from rung.mesh import replicated
 from rung.model.files import load_weights, save_weights
@@ -112,8 +112,8 @@ def write_replay(
         save_weights(partial / WEIGHTS, jax.device_get(weights), {"format": "rung", "step": str(step - 1)})
         (partial / FINDINGS).write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         for path in partial.iterdir():
-            _sync(path)
-        _put(partial, folder / str(step))
+            on_disk(path)
+        publish(partial, folder / str(step))
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -178,22 +178,6 @@ def _read_batch(path: Path) -> dict[str, np.ndarray]:
     return batch
 
 
-def _put(partial: Path, path: Path) -> None:
-    """Move a folder to its place; one that is there goes out of the way first."""
-    if not path.exists():
-        partial.rename(path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
-    path.rename(old / path.name)
-    partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
 def _strict(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record in which a number that is not finite is ``None``, and ``not_finite`` says which it was."""
     odd: dict[str, str] = {}
@@ -212,5 +196,5 @@ def _strict(record: dict[str, Any]) -> dict[str, Any]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
-        return (error.strerror or str(error)).lower()
+        return reason(error)
     return f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]

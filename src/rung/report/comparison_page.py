@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rung.disk import whole_file
 from rung.report.charts import Across, Curve, chart
 from rung.report.comparison import ACROSS, CELLS, Compared, Comparison, cell
-from rung.report.files import whole_file
 from rung.report.html import document
 from rung.report.plots import INK, dress, scale
 from rung.report.series import wants_log

@@ -14,8 +14,8 @@ import numpy as np
 
 from rung import config as settings
 from rung.config import Config
+from rung.disk import whole_file
 from rung.report.figures import loss_charts, machine_charts, source_charts, training_charts
-from rung.report.files import whole_file
 from rung.report.history import event_table, lineage_table, started_from
 from rung.report.metrics import Metrics, read_metrics, read_samples
 from rung.report.plots import loss_curves

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from rung.report.files import remove_partials, whole_file
+from rung.disk import remove_partials, whole_file
 from rung.train.events import (
     Evaluated,
     Event,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rung.report.files import whole_file
+from rung.disk import whole_file
 from rung.report.metrics import Metrics
 from rung.report.series import log_ticks, smooth, thin, ticks, wants_log
 from rung.report.words import decimal, short, visible

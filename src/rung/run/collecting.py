@@ -10,9 +10,10 @@ from typing import Any
 
 from rung.config import DataConfig
 from rung.corpus.documents import documents
-from rung.corpus.folder import SHARD_BYTES, Corpus, CorpusWriter
+from rung.corpus.folder import Corpus
 from rung.corpus.hub import HubDataset
 from rung.corpus.sources import fingerprint, resolve
+from rung.corpus.writer import SHARD_BYTES, CorpusWriter
 from rung.errors import RungError
 from rung.report.progress import track
 from rung.report.words import plural

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rung import config as settings
+from rung.disk import whole_file
 from rung.errors import RungError
 from rung.model import Decoder
 from rung.model.weights import parameter_count
 from rung.report.comparison import Compared, Comparison, lines
 from rung.report.comparison_page import page, picture
-from rung.report.files import whole_file
 from rung.report.html import read_run
 from rung.run.folder import CONFIG, DATA, Run
 from rung.run.prepare import Say

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ from typing import Any
 
 from rung import config as settings
 from rung.config import Config
+from rung.disk import cannot
 from rung.errors import RungError, nearest
 
 CONFIG = "config.toml"
@@ -133,7 +135,8 @@ class Run:
         """The run's ``rung.model.Decoder``."""
         from rung.model import Decoder
 
-        return Decoder(self.config.model)
+        # A run may be used on another machine than the one it was trained on.
+        return Decoder(self.config.model, dataclasses.replace(self.config.compute, attention="auto"))
 
     @cached_property
     def weights(self) -> Any:
@@ -164,13 +167,8 @@ def held(folder: Path) -> Iterator[None]:
     except ImportError:  # not a POSIX system: nothing is held
         yield
         return
-    try:
+    with cannot(f"write in {folder}", "make the folder writable, or copy the run to another place"):
         file = open(folder / LOCK, "a+", encoding="ascii")  # noqa: SIM115 - closed by the with below
-    except OSError as error:
-        raise RungError(
-            f"cannot write in {folder}: {(error.strerror or str(error)).lower()}",
-            "make the folder writable, or copy the run to another place",
-        ) from None
     with file:
         for tries_left in reversed(range(_LOCK_TRIES)):
             try:

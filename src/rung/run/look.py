@@ -12,6 +12,7 @@ from rung.corpus import sources as corpus_sources
 from rung.corpus.filters import language_of
 from rung.corpus.folder import Corpus, is_corpus
 from rung.corpus.look import look_at
+from rung.disk import cannot, whole_file
 from rung.errors import RungError
 from rung.report.data_page import (
     TextView,
@@ -23,7 +24,6 @@ from rung.report.data_page import (
     token_page,
     token_result,
 )
-from rung.report.files import whole_file
 from rung.report.progress import track
 from rung.run.folder import CONFIG, Run
 from rung.run.tokens import open_store
@@ -148,11 +148,6 @@ def _opened(paths: Sequence[str], tokenizer_file: str | Path | None) -> tuple[St
 def _written(html: str | Path | None, page: Any) -> dict[str, Any]:
     if html is None:
         return {}
-    try:
-        with whole_file(html) as file:
-            file.write(page().encode("utf-8", errors="backslashreplace"))
-    except OSError as error:
-        raise RungError(
-            f"cannot write {html}: {(error.strerror or str(error)).lower()}", "name another file with --html"
-        ) from None
+    with cannot(f"write {html}", "name another file with --html"), whole_file(html) as file:
+        file.write(page().encode("utf-8", errors="backslashreplace"))
     return {"html": str(html)}

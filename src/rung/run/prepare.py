@@ -16,6 +16,7 @@ from rung import config as settings
 from rung.config import Config
 from rung.corpus import sources as corpus_sources
 from rung.corpus.documents import documents, text_size
+from rung.disk import cannot, make_public, publish
 from rung.errors import RungError
 from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
@@ -25,7 +26,7 @@ from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS, held
 from rung.run.tokens import is_tokens, open_store, say_of_in_place
 from rung.tokens.mixture import MixedStore, Store, check_weights, parts
 from rung.tokens.store import TokenStore, build_store
-from rung.tokens.tokenizer import Tokenizer, umask
+from rung.tokens.tokenizer import Tokenizer
 from rung.train.schedule import steps_of
 
 Say = Callable[[str], None]
@@ -318,19 +319,16 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
         RungError: ``path`` exists, and is not to be overwritten or is no run; or it cannot be made.
     """
     made: list[Path] = []
-    try:
+    with cannot(f"make {path}", "choose another place with --run"):
         _check_free(path, overwrite)
         real = path.resolve()
         made = [parent for parent in (real.parent, *real.parent.parents) if not parent.exists()]
         real.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{real.name[:100]}-", dir=real.parent))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise RungError(f"cannot make {path}: {reason}", "choose another place with --run") from None
     try:
-        temporary.chmod(0o777 & ~umask())  # mkdtemp makes it private
+        make_public(temporary)
         yield temporary
-        _publish(temporary, real)
+        publish(temporary, real)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         for parent in made:
@@ -350,14 +348,3 @@ def _check_free(path: Path, overwrite: bool) -> None:
         raise RungError(f"{path} is not a run, so it is not overwritten", "choose another place with --run")
     with held(path):  # refused while another process trains in it
         pass
-
-
-def _publish(temporary: Path, real: Path) -> None:
-    """Give a finished folder its name; what had the name is put aside first, and removed last."""
-    aside = None
-    if real.exists():
-        aside = Path(tempfile.mkdtemp(prefix=f".{real.name[:100]}-old-", dir=real.parent))
-        real.rename(aside / real.name)
-    temporary.rename(real)
-    if aside:
-        shutil.rmtree(aside, ignore_errors=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rung.config import Config, DataConfig
 from rung.corpus import sources as corpus_sources
 from rung.corpus.workers import EngineName, engine
+from rung.disk import cannot
 from rung.errors import RungError
 from rung.report.progress import track
 from rung.report.words import plural
@@ -108,14 +109,11 @@ def train_tokenizer(
     if out.is_dir() or (out.exists() and not overwrite):
         raise RungError(f"{out} exists", "name another file" if out.is_dir() else "replace it with --overwrite")
     files = corpus_sources.resolve(sources)
-    try:
+    with cannot(f"write {out}", "name another file with --out"):
         # Before the work, which may be long.
         out.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(out.parent, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         tokenizer = make_tokenizer(files, config, say)
         tokenizer.save(out)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise RungError(f"cannot write {out}: {reason}", "name another file with --out") from None
     return tokenizer

@@ -18,6 +18,7 @@ from rung import config as settings
 from rung.config import Config, GenerateConfig
 from rung.decode.generate import Generator
 from rung.decode.text import complete
+from rung.disk import cannot
 from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh
@@ -162,7 +163,7 @@ class Training:
         self.config: Config = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.store: Store = run.store
-        self.model = Decoder(self.config.model)
+        self.model = Decoder(self.config.model, self.config.compute)
         self.optimizer = make_optimizer(self.model.weights(), self.config.train)
         self.tokens_per_step = self.config.train.batch_size * self.config.model.context_length
         self.profile = (*profile, run.path / "profile") if profile else None
@@ -343,17 +344,12 @@ class Training:
     def _go_back(self, state: Any, progress: Progress) -> None:
         """Bring config, logs and best weights to where the run goes on from."""
         path = self.run.path
-        try:
+        with cannot(f"write in {path}", "make room, or make the folder writable; nothing is lost"):
             write_config(path, self.config)
             for name in (METRICS, SAMPLES):
                 truncate_after(path / name, progress.step)
             if progress.best_step:
                 self.best.mend(self.model.weights(), state, progress)
-        except OSError as error:
-            raise RungError(
-                f"cannot write in {path}: {(error.strerror or str(error)).lower()}",
-                "make room, or make the folder writable; nothing is lost",
-            ) from None
         log, every = self._recall(), self.config.train.log_every_steps
         told = log.steps["step"]
         if progress.step and (not len(told) or told[0] > 1 or told[-1] <= progress.step - every):

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from rung.disk import reason
 from rung.errors import RungError
 from rung.tokens.mapped import known, unknown_id
 from rung.tokens.shards import misplaced, read_shard
@@ -81,7 +82,7 @@ def open_token_file(path: Path, vocab_size: int, bin_type: BinType = "") -> Toke
     try:
         found = readers[path.suffix](path)
     except OSError as error:
-        raise RungError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", _AGAIN) from None
+        raise RungError(f"{path} cannot be read: {reason(error)}", _AGAIN) from None
     if not found.count:
         raise RungError(f"{path} holds no tokens", "name a file that has some")
     return found

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from rung.disk import write_json
 from rung.errors import RungError
 from rung.tokens.files import BinType, blocks, check_starts, count_ids, listed_starts
 from rung.tokens.in_place import at, lay_out, placed
-from rung.tokens.store import DATASET, TOKENIZER, VERSION, TokenStore, new_store, write_json
+from rung.tokens.store import DATASET, TOKENIZER, VERSION, TokenStore, new_store
 from rung.tokens.tokenizer import Tokenizer
 
 OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rung.corpus.sources import Source, fingerprint
+from rung.disk import reason
 from rung.errors import RungError
 from rung.tokens.files import BinType, Sample, TokenFile, listed_starts, look_into, map_ids, open_token_file
 from rung.tokens.mapped import Tokens
@@ -237,9 +238,9 @@ def _check_unchanged(folder: Path, entry: Mapping[str, Any]) -> None:
     try:
         status = path.stat()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
         raise RungError(
-            f"{path}: {reason}; {folder} has its tokens there", "put the file back, or import it again from its place"
+            f"{path}: {reason(error)}; {folder} has its tokens there",
+            "put the file back, or import it again from its place",
         ) from None
     same = status.st_size == entry["bytes"]
     # A file that was copied or touched has another time; what it holds decides.

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,13 +18,14 @@ from rung.config import DataConfig
 from rung.corpus.documents import Document, OnProgress, Scan, documents, even_pieces, scan
 from rung.corpus.sources import Source, fingerprint, resolve
 from rung.corpus.workers import Engine
+from rung.disk import cannot, make_public, publish, write_json
 from rung.errors import RungError
 from rung.tokens.encoding import encoded
 from rung.tokens.in_place import bare_tokens, open_splits
 from rung.tokens.mapped import Tokens
 from rung.tokens.shards import misplaced, read_shard
 from rung.tokens.split import Split, hold_out
-from rung.tokens.tokenizer import Tokenizer, umask
+from rung.tokens.tokenizer import Tokenizer
 from rung.tokens.writing import Begin, End, Part, StoreWriter, shard_name
 
 VERSION = 1
@@ -199,7 +199,7 @@ def build_store(
         tokenizer.save(writer.folder / TOKENIZER)
         write_json(writer.folder / DATASET, {"version": VERSION} | writer.finish() | made_from)
         writer.tidy()
-        _publish(writer.folder, out)
+        publish(writer.folder, out)
     return TokenStore.open(out)
 
 
@@ -210,27 +210,16 @@ def new_store(out: Path) -> Iterator[Path]:
     Raises:
         RungError: the disk did not take it.
     """
-    try:
+    with cannot(f"write {out}", "look at the disk and the folder"):
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
         try:
             yield partial
-            _publish(partial, out)
+            make_public(partial)
+            publish(partial, out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise RungError(f"cannot write {out}: {reason}", "look at the disk and the folder") from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file and wait until the disk has it."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        json.dump(value, file, ensure_ascii=False, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 # Which text goes where
@@ -347,15 +336,3 @@ def _many(number: int, noun: str) -> str:
 def _plain(value: Any) -> Any:
     """Return a setting as JSON gives it back."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _publish(partial: Path, out: Path) -> None:
-    """Give the finished folder its name; a store that has the name is put aside first, and removed last."""
-    os.chmod(partial, 0o777 & ~umask())  # mkdtemp makes it private
-    aside = None
-    if out.exists():
-        aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.replaced-", dir=out.parent)) / out.name
-        out.rename(aside)
-    partial.rename(out)
-    if aside:
-        shutil.rmtree(aside.parent)

@@ -6,7 +6,6 @@ import codecs
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -17,6 +16,7 @@ import numpy as np
 
 from rung.config import TokenizerConfig
 from rung.corpus.documents import PIECE_CHARS, Document, even_pieces
+from rung.disk import whole_file
 from rung.errors import RungError
 from rung.tokens import engines
 from rung.tokens.training import TrainingText, train_bpe
@@ -149,17 +149,8 @@ class Tokenizer:
         """Write tokenizer.json, whole or not at all; the ``tokenizers`` library reads it."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(self._inner.to_str(pretty=True))
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(partial, 0o666 & ~umask())  # mkstemp makes it private
-            os.replace(partial, path)
-        except BaseException:
-            os.unlink(partial)
-            raise
+        with whole_file(path) as file:
+            file.write(self._inner.to_str(pretty=True).encode())
 
     def to_json(self) -> str:
         """Return what tokenizer.json holds, on one line."""
@@ -251,13 +242,6 @@ class StreamDecoder:
     def flush(self) -> str:
         """Return what is left at the end: U+FFFD for a character that never became whole."""
         return self._utf8.decode(b"", final=True)
-
-
-def umask() -> int:
-    """Return the process's file mode mask."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 # Helpers

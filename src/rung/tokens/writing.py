@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import zipfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rung.corpus.documents import MAX_NAMES, Scan, utf8_length
-from rung.corpus.folder import locked
+from rung.disk import cannot, locked, whole_file
 from rung.errors import GOES_ON, RungError, note_kept
 from rung.tokens.engines import UnknownCharacter
 from rung.tokens.shards import ShardWriter
@@ -164,13 +164,9 @@ class StoreWriter:
         self._saved = True
 
     def _save(self, name: str, said: list[Any], arrays: dict[str, np.ndarray]) -> None:
-        partial = self.folder / f"{name}.partial"
-        with partial.open("wb") as file:
-            words = np.frombuffer(json.dumps([self._identity, *said]).encode(), np.uint8)
+        words = np.frombuffer(json.dumps([self._identity, *said]).encode(), np.uint8)
+        with whole_file(self.folder / name) as file:
             np.savez(file, allow_pickle=False, said=words, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(self.folder / name)
 
     def _take_up(self) -> None:
         """Go on from what is whole of the same work; remove all else."""
@@ -202,15 +198,9 @@ class StoreWriter:
                 return said, {array_name: file[array_name] for array_name in file.files if array_name != "said"}
         return None
 
-    @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            problem = f"cannot write {self._out}: {reason}"
-            way_out = f"; {GOES_ON}" if self._saved else ", or name another with --out"
-            raise RungError(problem, f"look at the disk and the folder{way_out}") from None
+    def _disk(self) -> AbstractContextManager[None]:
+        way_out = f"; {GOES_ON}" if self._saved else ", or name another with --out"
+        return cannot(f"write {self._out}", f"look at the disk and the folder{way_out}")
 
 
 class _SplitWriter:

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import json
 import mmap
-import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from rung.disk import on_disk
 from rung.errors import RungError
 from rung.model.files import why_unwritten
 from rung.model.hashes import path_of, tree_hashes
@@ -167,13 +167,13 @@ class Checkpoints:
         arrays.clear()  # the disk has them: their memory is free for the next save
         (temporary / RECORD).write_text(json.dumps(record), encoding="utf-8")
         for part in (temporary / STATE, temporary / RECORD, temporary):
-            _on_disk(part)
+            on_disk(part)
         sync()
         if path.exists():
             # Of a step that was reached before: the run went back to a checkpoint before it.
             path.rename(path.with_name(path.name + ".old"))
         temporary.rename(path)
-        _on_disk(self._folder)
+        on_disk(self._folder)
         shutil.rmtree(path.with_name(path.name + ".old"), ignore_errors=True)
 
     def _tidy(self) -> None:
@@ -344,15 +344,6 @@ def _copied(arrays: list[np.ndarray]) -> list[np.ndarray]:
     for copy, array in zip(copies, arrays, strict=True):
         copy[...] = array
     return copies
-
-
-def _on_disk(path: Path) -> None:
-    """Wait until the disk has a file or the entries of a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _reason(error: Exception) -> str:

@@ -14,9 +14,10 @@ from rung.corpus.aozora.files import Found, RawFile, decode, find, read
 from rung.corpus.aozora.notation import Readings, Tally
 from rung.corpus.aozora.orthography import orthography
 from rung.corpus.aozora.parts import Work, parse
-from rung.corpus.folder import SHARD_BYTES, Corpus, CorpusWriter
+from rung.corpus.folder import Corpus
 from rung.corpus.hub import Row
 from rung.corpus.sources import Source, fingerprint
+from rung.corpus.writer import SHARD_BYTES, CorpusWriter
 from rung.errors import RungError
 
 HUB_DATASET = "globis-university/aozorabunko-clean"

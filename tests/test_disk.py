@@ -1,6 +1,6 @@
 import pytest
 
-from rung.report.files import whole_file
+from rung.disk import whole_file
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
