@@ -159,6 +159,17 @@ def test_override_leaves_the_rest():
         ),
         ({"train.batch_size": 8, "train.micro_batch_size": 3}, ("train.batch_size 8", "train.micro_batch_size 3")),
         ({"train.batch_size": 6, "mesh.data": 4}, ("6", "data=4")),
+        ({"compute.attention": "cudnn"}, ("compute.attention cudnn", "model.compute_dtype float32")),
+        (
+            {"compute.attention": "cudnn", "model.compute_dtype": "bfloat16", "model.attention_soft_cap": 50.0},
+            ("compute.attention cudnn", "model.attention_soft_cap 50"),
+        ),
+        ({"compute.attention": "splash", "model.dropout": 0.1}, ("compute.attention splash", "model.dropout is 0.1")),
+        ({"compute.attention": "splash", "mesh.data": 2}, ("compute.attention splash", "mesh.data is 2")),
+        (
+            {"compute.matmul_precision": "tensorfloat32", "model.compute_dtype": "bfloat16"},
+            ("compute.matmul_precision tensorfloat32", "model.compute_dtype is bfloat16"),
+        ),
     ],
 )
 def test_contradictions_name_both_sides(changes, both):
@@ -174,6 +185,7 @@ def test_what_only_looks_like_a_contradiction_passes():
         {"train.steps": 10, "train.warmup_steps": 10},
         {"model.positions": "rope", "model.n_positions": 8},  # not a table: RoPE has none
         {"train.batch_size": 8, "mesh.data": 4},
+        {"compute.attention": "splash", "model.dropout": 0.1, "model.dropout_sites": ["residual"]},
     ):
         c.resolve(c.override(Config(), changes))
 

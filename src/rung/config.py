@@ -104,6 +104,13 @@ class ModelConfig:
     mlp_bias: bool = setting(True, "biases in the MLP")
     tied: bool = setting(True, "the output layer is the embedding")
     head_bias: bool = setting(False, "bias on the output layer")
+    attention_window: int = setting(
+        0, "how far back a token sees, itself counted (sliding window); 0: all before it", unit="tokens", low=0
+    )
+    attention_soft_cap: float = setting(
+        0.0, "attention scores s become cap x tanh(s / cap), as in Gemma 2; 0: as they are", low=0
+    )
+    logit_soft_cap: float = setting(0.0, "the same for the logits of the output layer; 0: as they are", low=0)
     dropout: float = setting(0.0, "dropout rate", low=0, high=1, open_high=True)
     dropout_sites: tuple[DropoutSite, ...] = setting(
         ("embedding", "attention", "residual"),
@@ -115,6 +122,26 @@ class ModelConfig:
     init_std: float = setting(0.02, "standard deviation of the gpt2 initialisation", low=0, open_low=True)
     compute_dtype: Literal["float32", "bfloat16"] = setting(
         "float32", "of activations and matrix products; weights, norms, softmax and loss stay float32"
+    )
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """How the same mathematics is computed: speed and memory. Nothing here changes what the model is."""
+
+    attention: Literal["auto", "blocked", "cudnn", "splash"] = setting(
+        "auto", "in blocks by XLA, by cuDNN (NVIDIA, bfloat16), by the splash kernel (TPU); auto: by device and shape"
+    )
+    remat: Literal["none", "dots", "block", "full"] = setting(
+        "none",
+        "computed again in the backward pass to save memory: nothing; all but matrix products; all but the inputs of "
+        "layers; all but the inputs of every sqrt(n_layers)-th layer",
+    )
+    scan_layers: bool = setting(
+        False, "compile one layer and run it n_layers times: deep models compile sooner, steps may be slower"
+    )
+    matmul_precision: Literal["float32", "tensorfloat32", "bfloat16"] = setting(
+        "float32", "of float32 matrix products, where the device has a choice (GPU, TPU); a CPU has float32 only"
     )
 
 
@@ -294,6 +321,7 @@ class Config:
     data: DataConfig = DataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
+    compute: ComputeConfig = ComputeConfig()
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     sample: SampleConfig = SampleConfig()
@@ -455,6 +483,7 @@ def resolve(config: Config) -> Config:
             f"model.context_length {model.context_length} is over model.n_positions {n_positions}",
             "shorten the context, or enlarge the position table",
         )
+    _check_compute(config)
     _check_training(config)
     resolved = {
         "model.d_head": d_head,
@@ -465,6 +494,36 @@ def resolve(config: Config) -> Config:
         "evaluate.batch_size": config.evaluate.batch_size or config.train.batch_size,
     }
     return override(config, resolved)
+
+
+def _check_compute(config: Config) -> None:
+    model, compute = config.model, config.compute
+    kernel = f"compute.attention {compute.attention}"
+    if compute.attention in ("cudnn", "splash") and model.dropout and "attention" in model.dropout_sites:
+        raise RungError(
+            f"{kernel} has no dropout of attention weights, and model.dropout is {model.dropout:g}",
+            "leave attention out of model.dropout_sites, or take compute.attention auto",
+        )
+    if compute.attention == "cudnn" and model.compute_dtype != "bfloat16":
+        raise RungError(
+            f"{kernel} computes in bfloat16, unlike model.compute_dtype {model.compute_dtype}",
+            "set model.compute_dtype bfloat16, or take compute.attention auto",
+        )
+    if compute.attention == "cudnn" and model.attention_soft_cap:
+        raise RungError(
+            f"{kernel} has no soft cap, which model.attention_soft_cap {model.attention_soft_cap:g} asks for",
+            "take compute.attention auto",
+        )
+    if compute.attention == "splash" and config.mesh.data > 1:
+        raise RungError(
+            f"{kernel} runs on one device, and mesh.data is {config.mesh.data}", "take compute.attention blocked"
+        )
+    if compute.matmul_precision != "float32" and model.compute_dtype == "bfloat16":
+        raise RungError(
+            f"compute.matmul_precision {compute.matmul_precision} is for float32 products, "
+            "and model.compute_dtype is bfloat16",
+            "keep one of the two",
+        )
 
 
 def _check_training(config: Config) -> None:

@@ -6,13 +6,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from rung.config import ModelConfig
+from rung.config import ComputeConfig, ModelConfig
 from rung.model import layers
 from rung.model.dropout import dropout, keep_mask
 from rung.model.losses import cross_entropy
@@ -29,9 +29,13 @@ _USES_PER_LAYER = 64  # numbers of dropout masks set aside for a layer: its site
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder of the shape of ``config``, resolved (``rung.config.resolve``) and with its vocabulary size known."""
+    """A decoder of the shape of ``config``, resolved (``rung.config.resolve``) and with its vocabulary size known.
+
+    ``compute`` is how it is computed, which changes nothing of what it is.
+    """
 
     config: ModelConfig
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     def __post_init__(self) -> None:
         assert self.config.vocab_size > 0, "the vocabulary size comes from the tokenizer before the model is built"
