@@ -38,8 +38,8 @@ lint: $(ENVIRONMENT) ## style, types, and the direction of imports
 	$(BIN)/lint-imports --no-logo
 
 bench: PARITY = 1
-bench: .venv/installed .venv/installed-parity ## time training against plain PyTorch, in turns
-	$(BIN)/python benchmarks/shakespeare.py
+bench: .venv/installed .venv/installed-parity ## time the training step against PyTorch, in turns; a quarter of an hour
+	$(BIN)/python benchmarks/speed.py
 
 clean: ## remove the environment and every cache; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

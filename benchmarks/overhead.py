@@ -168,7 +168,7 @@ def table(summary: dict[str, Any]) -> str:
 
 def bare(folder: Path) -> None:
     """Train by the loop alone."""
-    from ours import Ours
+    from ours import on_text
 
     from rung.train.checkpoint import Progress
     from rung.train.loop import Intervals, Loop
@@ -176,7 +176,7 @@ def bare(folder: Path) -> None:
 
     place_in = folder / "bare"
     place_in.mkdir()
-    ours = Ours(novels(), "demo", {"train.steps": NEVER // 1000}, place_in)
+    ours = on_text(novels(), "demo", {"train.steps": NEVER // 1000}, place_in)
     loop = Loop(
         step=ours.step,
         batch=lambda step: place(ours.batches(step), ours.mesh),
@@ -242,7 +242,7 @@ def in_turns() -> Callable[[], None]:
 def pieces(folder: Path) -> None:
     """Time each listener alone, and a save."""
     import jax
-    from ours import Ours
+    from ours import on_text
 
     from rung import config as settings
     from rung.model.hashes import tree_hashes
@@ -257,7 +257,7 @@ def pieces(folder: Path) -> None:
     sys.stdin.readline()
     place_in = folder / "pieces"
     place_in.mkdir()
-    ours = Ours(novels(), "demo", {}, place_in)
+    ours = on_text(novels(), "demo", {}, place_in)
     state = ours.state
     save, norms = saves_per_step(), 1 / intervals()["train.norms_every_steps"]
 

@@ -2,10 +2,12 @@
 
 It is what one writes in PyTorch without tricks: pre-LayerNorm blocks, queries, keys and values in one matrix, the
 library's causal attention, a tied output layer, fused AdamW. Without arguments it trains the usual character-level
-Shakespeare recipe (the preset ``shakespeare-char-classic``). The last line of standard output is JSON.
+Shakespeare recipe (the preset ``shakespeare-char-classic``). With ``--transformers`` the model is that library's GPT-2
+of the same shape, with the biases that it has. The last line of standard output is JSON.
 
 With ``--rounds`` it waits for lines on standard input: ``go 50`` trains 50 steps and prints their seconds, ``validate``
-prints the validation loss, an empty line or the end of the input ends it; so two programs can be timed in turns.
+prints the validation loss, ``memory`` the peak of resident memory above what importing took; an empty line or the end
+of the input ends it. So two programs can be timed in turns.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from turns import begin_peak, resident_bytes
 
 SHAKESPEARE = Path(__file__).parents[1] / "../shared/data/tinyshakespeare.txt"
 
@@ -32,15 +36,16 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads = shape.n_heads
         self.dropout = shape.dropout
-        self.qkv = nn.Linear(shape.d_model, 3 * shape.d_model, bias=shape.bias)
-        self.output = nn.Linear(shape.d_model, shape.d_model, bias=shape.bias)
+        width = shape.d_head * shape.n_heads if shape.d_head else shape.d_model
+        self.qkv = nn.Linear(shape.d_model, 3 * width, bias=shape.bias)
+        self.output = nn.Linear(width, shape.d_model, bias=shape.bias)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        B, T, D = x_BTD.shape
-        q, k, v = (part.view(B, T, self.n_heads, -1).transpose(1, 2) for part in self.qkv(x_BTD).split(D, dim=-1))
+        B, T, _ = x_BTD.shape
+        q, k, v = (part.view(B, T, self.n_heads, -1).transpose(1, 2) for part in self.qkv(x_BTD).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
         y_BHTK = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.output(y_BHTK.transpose(1, 2).reshape(B, T, D))
+        return self.output(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
 
 class Block(nn.Module):
@@ -69,7 +74,7 @@ class GPT(nn.Module):
     def __init__(self, shape: argparse.Namespace):
         super().__init__()
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
-        self.positions = nn.Embedding(shape.context_length, shape.d_model)
+        self.positions = nn.Embedding(shape.n_positions or shape.context_length, shape.d_model)
         self.dropout = nn.Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
@@ -92,16 +97,53 @@ class GPT(nn.Module):
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
 
 
+class Gpt2(nn.Module):
+    """GPT-2 of the library transformers, of a shape; called as ``GPT`` is."""
+
+    def __init__(self, shape: argparse.Namespace):
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        if shape.d_head or shape.head_bias:
+            sys.exit("the GPT-2 of transformers has heads of d_model / n_heads, and no bias on the output layer")
+        self.model = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=shape.vocab_size,
+                n_positions=shape.n_positions or shape.context_length,
+                n_embd=shape.d_model,
+                n_layer=shape.n_layers,
+                n_head=shape.n_heads,
+                activation_function={"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}[shape.activation],
+                resid_pdrop=shape.dropout,
+                embd_pdrop=shape.dropout,
+                attn_pdrop=shape.dropout,
+                tie_word_embeddings=not shape.untied,
+                use_cache=False,
+                bos_token_id=None,
+                eos_token_id=None,
+            )
+        )
+
+    def forward(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        """Return the cross-entropy in nats, averaged or summed over the targets."""
+        logits_BTV = self.model(tokens_BT).logits
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
+
+
 class Peer:
     """A model in training: ``train`` goes on by some steps, ``validate`` measures."""
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
-        self.train_tokens, self.validation_tokens, vocab_size = read_characters(args.text, args.validation_fraction)
-        args.vocab_size = args.vocab_size or vocab_size
+        if args.random_tokens:
+            tokens = np.random.default_rng(args.seed).integers(args.vocab_size, size=args.random_tokens)
+            self.train_tokens, self.validation_tokens = np.split(tokens, [int(0.9 * len(tokens))])
+        else:
+            self.train_tokens, self.validation_tokens, vocab_size = read_characters(args.text, args.validation_fraction)
+            args.vocab_size = args.vocab_size or vocab_size
         torch.manual_seed(args.seed)
         self.random = np.random.default_rng(args.seed)
-        self.model = GPT(args)
+        self.model = Gpt2(args) if args.transformers else GPT(args)
         self.forward = torch.compile(self.model) if args.compile else self.model
         self.optimizer = make_optimizer(self.model, args)
         self.step = 0
@@ -153,7 +195,7 @@ def read_characters(path: Path, validation_fraction: float) -> tuple[np.ndarray,
     return tokens[:cut].astype(np.int64), tokens[cut:].astype(np.int64), len(alphabet)
 
 
-def make_optimizer(model: GPT, args: argparse.Namespace) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
     """AdamW that decays matrices only; its fused kernel exists for CPU too."""
     weights = list(model.parameters())
     groups = [
@@ -177,10 +219,13 @@ def main() -> None:
     """Train as the arguments say, whole or in rounds."""
     args = parse()
     torch.set_num_threads(args.threads)
+    if args.transformers:
+        import transformers  # noqa: F401 (so that it is not in the memory that training takes)
+    imported = begin_peak()
     peer = Peer(args)
     tokens_a_step = args.batch_size * args.context_length
     if args.rounds:
-        serve_rounds(peer, tokens_a_step)
+        serve_rounds(peer, tokens_a_step, imported)
         return
     first = min(10, args.steps)  # the first steps allocate, or compile: not part of the speed
     peer.train(first)
@@ -197,8 +242,8 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def serve_rounds(peer: Peer, tokens_a_step: int) -> None:
-    """Answer each line of standard input with one line of JSON."""
+def serve_rounds(peer: Peer, tokens_a_step: int, imported: int) -> None:
+    """Answer each line of standard input with one line of JSON; ``imported`` is the memory before there was a model."""
     for line in sys.stdin:
         words = line.split()
         if not words:
@@ -209,21 +254,27 @@ def serve_rounds(peer: Peer, tokens_a_step: int) -> None:
         elif words[0] == "validate":
             loss, targets = peer.validate()
             answer = {"step": peer.step, "validation_loss": loss, "validation_targets": targets}
+        elif words[0] == "memory":
+            answer = {"peak_bytes": resident_bytes("VmHWM") - imported, "imported_bytes": imported}
         else:
-            sys.exit(f"expected 'go STEPS' or 'validate', not {line!r}")
+            sys.exit(f"expected 'go STEPS', 'validate' or 'memory', not {line!r}")
         print(json.dumps(answer), flush=True)
 
 
-def parse() -> argparse.Namespace:
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the arguments; the defaults are the usual character-level Shakespeare recipe."""
     parser = argparse.ArgumentParser(description="Train a plain PyTorch GPT, to compare with.")
     add = parser.add_argument
     add("--text", type=Path, default=SHAKESPEARE, help="UTF-8 text, one token a character")
+    add("--random-tokens", type=int, default=0, help="so many random tokens of --vocab-size instead of a text")
+    add("--transformers", action="store_true", help="the GPT-2 of transformers instead of the plain model")
     add("--validation-fraction", type=float, default=0.1, help="part held out, at the end of the text")
     add("--vocab-size", type=int, default=0, help="rows of the embedding; 0: the characters of the text")
     add("--context-length", type=int, default=64)
+    add("--n-positions", type=int, default=0, help="rows of the position table; 0: the context length")
     add("--n-layers", type=int, default=4)
     add("--n-heads", type=int, default=4)
+    add("--d-head", type=int, default=0, help="width of a head; 0: d_model / n_heads")
     add("--d-model", type=int, default=128)
     add("--activation", choices=["gelu", "gelu_tanh", "relu"], default="gelu")
     add("--bias", action="store_true", help="biases in all linear layers and norms")
@@ -245,7 +296,7 @@ def parse() -> argparse.Namespace:
     add("--no-fused", action="store_true", help="the optimizer without its fused kernel")
     add("--validate", action="store_true", help="measure the loss over the whole validation part at the end")
     add("--rounds", action="store_true", help="train on request, as lines of standard input say")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from turns import Program, machine, versions
 
 HERE = Path(__file__).parent
 TEXT = HERE.parent / "../shared/data/tinyshakespeare.txt"
@@ -32,24 +32,6 @@ PROGRAMS = {
     "shakespeare-char-classic": ([*OURS, "--preset", "shakespeare-char-classic"], 2000),
     "shakespeare-char": ([*OURS, "--preset", "shakespeare-char"], None),
 }
-
-
-class Program:
-    """A program that answers ``go STEPS`` and ``validate`` in rounds."""
-
-    def __init__(self, command: list[str]):
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def ask(self, line: str) -> dict[str, Any]:
-        """Send one line, return the JSON of the answer."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def close(self) -> None:
-        """End the program."""
-        self._process.communicate()
 
 
 def main() -> None:
@@ -98,8 +80,8 @@ def main() -> None:
             "highest": ratios[-1],
         },
         "load": {"median": statistics.median(loads), "highest": max(loads)},
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
-        "versions": _versions(),
+        "machine": machine(),
+        "versions": versions("jax", "jaxlib", "torch", "numpy"),
         "date": time.strftime("%Y-%m-%d"),
         "command": "python benchmarks/shakespeare.py" + (" --compile" if args.compile else ""),
     }
@@ -127,12 +109,6 @@ def _steps_of(preset: str) -> int:
     from rung import config
 
     return config.preset(preset).train.steps
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("jax", "jaxlib", "torch", "numpy")}
 
 
 if __name__ == "__main__":
