@@ -565,6 +565,7 @@ def test_a_save_killed_at_any_point_leaves_the_old_checkpoint_or_the_new(tmp_pat
 # Other devices
 
 
+@pytest.mark.slow
 def test_saved_on_four_devices_it_goes_on_on_one_two_or_eight(train_tiny, tmp_path):
     """The same examples in the same order; losses equal within float tolerance."""
     changes = {"mesh.data": 4, "train.batch_size": 8, "evaluate.batch_size": 8, "model.dropout": 0.1}

@@ -104,6 +104,7 @@ def test_without_validation_the_last_weights_are_the_ones_to_use(train_tiny, tmp
     assert sorted(a.tobytes() for a in last.values()) == sorted(a.tobytes() for a in kept.values())
 
 
+@pytest.mark.slow
 def test_a_profile_of_some_steps_is_written(train_tiny, tmp_path):
     train_tiny(tmp_path / "run", {"train.steps": 4}, profile=(1, 2))
     assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))

@@ -7,7 +7,7 @@ import pytest
 from stress.kill import stress, table
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_run_killed_ten_times_ends_as_the_undisturbed_one(tmp_path):
     """Kill -9 at any time, in epoch two, within accumulation, while saving: the resumed run ends bit-equal."""
     tally = stress(tmp_path, kills=10, seed=3, optimizer="adamw")

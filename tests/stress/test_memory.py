@@ -75,7 +75,7 @@ SAVES = """
         wait_for_disk(path)
     checkpoint.on_disk = slow
 
-    scalars = {"loss_sum": 1.0, "targets": 1, "gradient_norm": 1.0, "rate_factor": 1.0}
+    scalars = {"loss_sum": 1.0, "cross_entropy": 1.0, "targets": 1, "gradient_norm": 1.0, "rate_factor": 1.0}
     scalars |= {"skipped": False, "skipped_in_a_row": 0}
     metrics = {name: jnp.asarray(value) for name, value in scalars.items()}
     add = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
@@ -101,7 +101,9 @@ SAVES = """
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("kept", [False, True], ids=["as it is", "freed memory kept"])
+@pytest.mark.parametrize(
+    "kept", [pytest.param(False, marks=pytest.mark.slow, id="as it is"), pytest.param(True, id="freed memory kept")]
+)
 def test_saves_hold_one_copy_of_the_state_also_when_the_disk_is_slow(tmp_path, kept):
     program = textwrap.dedent(SAVES)
     if kept:

@@ -63,7 +63,7 @@ def test_the_threshold_is_the_median_and_so_many_deviations_of_the_window():
 @pytest.mark.parametrize(("threshold", "low", "high"), [(3.0, 1.35e-3, 2 * 1.35e-3), (4.0, 0, 1e-4), (6.0, 0, 0)])
 def test_of_normal_noise_few_are_false(threshold, low, high):
     # A normal deviate is over 3 deviations in 0.135% of cases; that the deviation is estimated makes them more.
-    n = 100_000
+    n = 30_000
     assert low <= len(marked(noise(n), threshold)) / n <= high
 
 
