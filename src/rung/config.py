@@ -177,6 +177,12 @@ class TrainConfig:
     beta2: float = setting(0.95, "AdamW: decay of the mean of squares", low=0, high=1, open_high=True)
     epsilon: float = setting(1e-8, "AdamW: added to the root of the mean square", low=0, open_low=True)
     weight_decay: float = setting(0.1, "decoupled, on matrices only, times the learning rate", low=0)
+    label_smoothing: float = setting(
+        0.0, "part of a target's probability that is spread evenly over the vocabulary", low=0, high=1, open_high=True
+    )
+    z_loss: float = setting(
+        0.0, "adds so much times the squared logarithm of the softmax's denominator, which keeps it near 0", low=0
+    )
     clip_norm: float = setting(1.0, "largest global norm of the gradient; 0: no clipping", low=0)
     max_skipped: int = setting(10, "stop after this many non-finite updates in a row", unit="steps", low=1)
     log_every_steps: int = setting(1, "steps between lines of metrics.jsonl", unit="steps", low=1)

@@ -14,6 +14,7 @@ from rung.config import Config, MeshConfig, TrainConfig, override, resolve
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh, replicated
 from rung.model import Decoder
+from rung.model.losses import Objective
 from rung.model.weights import flatten
 from rung.train import events
 from rung.train.checkpoint import Progress
@@ -136,6 +137,40 @@ def test_gradient_is_of_the_mean_over_all_targets():
     _, metrics = compiled()[0](state, put(batch))
     np.testing.assert_allclose(metrics["loss_sum"], sum(float(loss) for loss, _ in rows), rtol=1e-5)
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-5)
+
+
+@functools.cache
+def with_objective(micro):
+    """Return the model, the batch and the event of one step with label smoothing and z-loss."""
+    model = dataclasses.replace(MODEL, objective=Objective(label_smoothing=0.2, z_loss=0.01))
+    config, mesh = dataclasses.replace(TRAIN, micro_batch_size=micro), make_mesh(MeshConfig())
+    optimizer, seen = make_optimizer(model.weights(), config), []
+    batch = {name: rows for name, rows in batch_of(0).items() if name != "spoil"}
+    Loop(
+        step=make_step(model, optimizer, lambda number: jnp.float32(1), config, mesh),
+        batch=lambda number: place(batch, mesh),
+        steps=1,
+        learning_rate=0.0,
+        flops_per_token=0.0,
+        emit=seen.append,
+        intervals=Intervals(),
+    ).run(initial_state(model, optimizer, TRAIN.seed, mesh), Progress())
+    return model, batch, seen[0]
+
+
+@pytest.mark.parametrize("micro", [8, 2])
+def test_the_objective_is_minimised_and_the_plain_loss_is_logged(micro):
+    model, batch, event = with_objective(micro)
+    weights, keys_B = first_state()["weights"], row_keys(TRAIN.seed, 0, B)
+    objective = jax.jit(jax.value_and_grad(lambda w: model.loss(w, batch, keys_B)[0] / 42))
+    value, gradient = objective(weights)
+    plain = jax.jit(MODEL.loss)(weights, batch, keys_B)[0] / 42
+    np.testing.assert_allclose([event.loss, event.objective], [plain, value], rtol=1e-5)
+    assert event.objective > event.loss + 0.01
+    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+    np.testing.assert_allclose(event.gradient_norm, norm, rtol=1e-5)
+    # Held-out text is scored by cross-entropy whatever was minimised.
+    assert compiled_loss(model)(weights, batch)[0] == compiled_loss(MODEL)(weights, batch)[0]
 
 
 def test_keys_are_of_seed_step_and_row():

@@ -123,7 +123,7 @@ def _compiled(model: Any, n_micro: int) -> Any:
             return accumulate(model, weights, batch, cast(Any, keys_B), n_micro)
 
         paths = jax.tree.leaves(_paths(weights))
-        ((loss_sum, targets), gradients), sightings = watch(step, [weights], paths)
+        ((loss_sum, (targets, _)), gradients), sightings = watch(step, [weights], paths)
         mean = 1 / jnp.maximum(targets, 1).astype(jnp.float32)
         numbers = {"loss_sum": loss_sum, "targets": targets, "gradient_norm": global_norm(gradients) * mean}
         return numbers, jax.tree.map(largest_magnitude, gradients), sightings

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rung.config import ComputeConfig, ModelConfig
 from rung.model import layers
 from rung.model.dropout import dropout, keep_mask
-from rung.model.losses import cross_entropy
+from rung.model.losses import Objective, capped, cross_entropy
 from rung.model.weights import Tree, Weight, WeightTable
 
 Cache = dict[str, list[jax.Array]]
@@ -31,11 +31,12 @@ _USES_PER_LAYER = 64  # numbers of dropout masks set aside for a layer: its site
 class Decoder:
     """A decoder of the shape of ``config``, resolved (``rung.config.resolve``) and with its vocabulary size known.
 
-    ``compute`` is how it is computed, which changes nothing of what it is.
+    ``compute`` is how it is computed, which changes nothing of what it is; ``objective`` what training minimises.
     """
 
     config: ModelConfig
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    objective: Objective = field(default_factory=Objective)
 
     def __post_init__(self) -> None:
         assert self.config.vocab_size > 0, "the vocabulary size comes from the tokenizer before the model is built"
@@ -64,18 +65,28 @@ class Decoder:
     def loss(
         self, weights: Tree, batch: dict[str, jax.Array], keys_B: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        """Return ``(sum of losses in nats, number of targets, {})`` of a batch.
+        """Return ``(sum of losses in nats, number of targets, {"cross_entropy": sum})`` of a batch.
+
+        The loss is the objective in training, and plain cross-entropy where ``keys_B`` is ``None``.
 
         Args:
             weights: nested dict in the shape of the table.
             batch: ``tokens`` and ``targets`` int32 [B, T] (targets -1 where there is none), and, where a token is to
                 see its own document only, ``segments`` int32 [B, T].
-            keys_B: one PRNG key a row for dropout; ``None`` turns it off.
+            keys_B: one PRNG key a row for dropout; ``None``: the batch is evaluated, not trained on.
         """
         x_BTD = self.hidden(weights, batch["tokens"], batch.get("segments"), keys_B)
         with _named("loss"):
-            loss_sum, targets = cross_entropy(x_BTD, *self._head(weights), batch["targets"])
-        return loss_sum, targets, {}
+            terms = Objective() if keys_B is None else self.objective
+            loss_sum, targets, plain = cross_entropy(
+                x_BTD,
+                *self._head(weights),
+                batch["targets"],
+                soft_cap=self.config.logit_soft_cap,
+                label_smoothing=terms.label_smoothing,
+                z_loss=terms.z_loss,
+            )
+        return loss_sum, targets, {"cross_entropy": plain}
 
     def hidden(
         self,
@@ -98,7 +109,7 @@ class Decoder:
         logits = jax.lax.dot_general(
             x, head_VD.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
-        return logits if bias_V is None else logits + bias_V
+        return capped(logits if bias_V is None else logits + bias_V, self.config.logit_soft_cap)
 
     def empty_cache(self, batch_size: int) -> Cache:
         """Return a zeroed cache of keys and values for ``batch_size`` sequences of the context length."""

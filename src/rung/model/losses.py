@@ -4,52 +4,111 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from rung.config import TrainConfig
+
 IGNORED = -1
 """The target at a position that has none. (The batches of ``rung.tokens`` use the same number.)"""
 
-_CHUNK_BYTES = 64 * 2**20  # float32 logits at once: larger ones fall out of every cache and only cost memory
+_CPU_CHUNK_BYTES = 64 * 2**20  # larger ones fall out of every cache and only cost memory
+_ACCELERATOR_CHUNKS = 32  # a chunk has at most this part of an accelerator's memory
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What training minimises beside the plain cross-entropy; ``TrainConfig`` says what the two are."""
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Objective:
+        """Return the objective that settings ask for."""
+        return cls(config.label_smoothing, config.z_loss)
 
 
 def cross_entropy(
-    x_BTD: jax.Array, head_VD: jax.Array, bias_V: jax.Array | None, targets_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return ``(sum of losses, number of targets)``, in nats, of logits ``x . head + bias``.
+    x_BTD: jax.Array,
+    head_VD: jax.Array,
+    bias_V: jax.Array | None,
+    targets_BT: jax.Array,
+    *,
+    soft_cap: float = 0.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return ``(sum of the objective, number of targets, sum of cross-entropies)`` of logits ``x . head + bias``.
 
-    The gradient is computed with the loss, chunk by chunk, so each chunk's logits are made once and dropped.
+    The sums are in nats. The gradient is that of the objective, computed with the loss, chunk by chunk, so each chunk's
+    logits are made once and dropped; the plain cross-entropy has none.
 
     Args:
         x_BTD: final hidden states, any float dtype; logits, softmax and sum are float32.
         head_VD, bias_V: the output layer.
         targets_BT: int32 ids; ``IGNORED`` where a position has no target and so no loss.
+        soft_cap: logits are ``soft_cap * tanh(logits / soft_cap)`` (Gemma 2, arXiv:2408.00118); 0: as they are.
+        label_smoothing: part of a target's probability that is spread evenly over the whole vocabulary (Szegedy et al.
+            2015, arXiv:1512.00567).
+        z_loss: times the squared logarithm of the softmax's denominator, added (PaLM, arXiv:2204.02311).
     """
-    loss_sum = _loss_sum(x_BTD, head_VD, bias_V, targets_BT)
-    return loss_sum, jnp.sum(targets_BT != IGNORED)
+    form = _Form(soft_cap, label_smoothing, z_loss)
+    objective, plain = _sums(x_BTD, head_VD, bias_V, targets_BT, form)
+    return objective, jnp.sum(targets_BT != IGNORED), jax.lax.stop_gradient(plain)
 
 
-@functools.partial(jax.custom_vjp)
-def _loss_sum(x_BTD, head_VD, bias_V, targets_BT):
-    def add(total, chunk):
-        logits, targets = _logits(chunk[0], head_VD, bias_V), chunk[1]
-        return total + jnp.sum(_losses(logits, targets)[0]), None
-
-    return _over_chunks(add, jnp.float32(0), x_BTD, targets_BT, head_VD.shape[0])[0]
+def capped(logits: jax.Array, soft_cap: float) -> jax.Array:
+    """Return ``logits`` brought smoothly within ``soft_cap`` of 0; as they are where it is 0."""
+    return soft_cap * jnp.tanh(logits / soft_cap) if soft_cap else logits
 
 
-def _loss_sum_forward(x_BTD, head_VD, bias_V, targets_BT):
+def chunk_bytes(device: jax.Device) -> int:
+    """Return how many bytes the float32 logits of one chunk may have on ``device``.
+
+    On a CPU it is a constant. An accelerator works best on large products: it is a share of all its memory, as a power
+    of two. It does not depend on how much happens to be free, for it decides in which order the gradient is added up,
+    and a resumed run has to add as the one before it did.
+    """
+    statistics = None if device.platform == "cpu" else device.memory_stats()
+    if not statistics or "bytes_limit" not in statistics:
+        return _CPU_CHUNK_BYTES
+    return max(_CPU_CHUNK_BYTES, 2 ** int(math.log2(statistics["bytes_limit"] / _ACCELERATOR_CHUNKS)))
+
+
+class _Form(NamedTuple):
+    soft_cap: float
+    label_smoothing: float
+    z_loss: float
+
+    @property
+    def plain(self) -> bool:
+        """Whether the objective is the cross-entropy itself."""
+        return not (self.label_smoothing or self.z_loss)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _sums(x_BTD, head_VD, bias_V, targets_BT, form):
+    def add(totals, chunk):
+        logits, targets = _logits(chunk[0], head_VD, bias_V, form), chunk[1]
+        return _added(totals, _losses(logits, targets, form)[0]), None
+
+    totals, _ = _over_chunks(add, _zeros(form), x_BTD, targets_BT, head_VD.shape[0])
+    return totals[0], totals[-1]
+
+
+def _sums_forward(x_BTD, head_VD, bias_V, targets_BT, form):
     head = head_VD.astype(x_BTD.dtype)
 
     def add(carry, chunk):
-        total, d_head, d_bias = carry
+        totals, d_head, d_bias = carry
         x_BtD, targets_Bt = chunk
-        logits_BtV = _logits(x_BtD, head_VD, bias_V)
-        losses_Bt, log_sum_Bt1 = _losses(logits_BtV, targets_Bt)
-        has_target = (targets_Bt != IGNORED)[..., None]
-        hit = targets_Bt[..., None] == jnp.arange(head_VD.shape[0])
-        d_logits = jnp.where(has_target, jnp.exp(logits_BtV - log_sum_Bt1) - hit, 0.0)
+        logits_BtV = _logits(x_BtD, head_VD, bias_V, form)
+        losses, log_sum_Bt1 = _losses(logits_BtV, targets_Bt, form)
+        d_logits = _gradient(logits_BtV, targets_Bt, log_sum_Bt1, form)
         if bias_V is not None:
             d_bias = d_bias + jnp.sum(d_logits, (0, 1))
         d_logits = d_logits.astype(x_BtD.dtype)
@@ -57,15 +116,16 @@ def _loss_sum_forward(x_BTD, head_VD, bias_V, targets_BT):
         d_head = d_head + jax.lax.dot_general(
             d_logits, x_BtD, (((0, 1), (0, 1)), ((), ())), preferred_element_type=jnp.float32
         )
-        return (total + jnp.sum(losses_Bt), d_head, d_bias), dx_BtD
+        return (_added(totals, losses), d_head, d_bias), dx_BtD
 
-    start = (jnp.float32(0), jnp.zeros(head_VD.shape, jnp.float32), None if bias_V is None else jnp.zeros_like(bias_V))
-    (total, d_head, d_bias), dx_BTD = _over_chunks(add, start, x_BTD, targets_BT, head_VD.shape[0])
-    return total, (dx_BTD, d_head, d_bias)
+    start = (_zeros(form), jnp.zeros(head_VD.shape, jnp.float32), None if bias_V is None else jnp.zeros_like(bias_V))
+    (totals, d_head, d_bias), dx_BTD = _over_chunks(add, start, x_BTD, targets_BT, head_VD.shape[0])
+    return (totals[0], totals[-1]), (dx_BTD, d_head, d_bias)
 
 
-def _loss_sum_backward(saved, d_total):
+def _sums_backward(form, saved, d_sums):
     dx_BTD, d_head, d_bias = saved
+    d_total = d_sums[0]
     return (
         (dx_BTD * d_total).astype(dx_BTD.dtype),
         d_head * d_total,
@@ -74,27 +134,59 @@ def _loss_sum_backward(saved, d_total):
     )
 
 
-_loss_sum.defvjp(_loss_sum_forward, _loss_sum_backward)
+_sums.defvjp(_sums_forward, _sums_backward)
 
 
-def _logits(x, head_VD, bias_V):
+def _logits(x, head_VD, bias_V, form):
     logits = jax.lax.dot_general(
         x, head_VD.astype(x.dtype), (((2,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
-    return logits if bias_V is None else logits + bias_V
+    return capped(logits if bias_V is None else logits + bias_V, form.soft_cap)
 
 
-def _losses(logits_BtV, targets_Bt):
-    """Return the loss at each position, 0 where ignored, and the log of the softmax's denominator [B, t, 1]."""
+def _losses(logits_BtV, targets_Bt, form):
+    """Return ``(losses, log of the softmax's denominator [B, t, 1])``.
+
+    The losses are those of the objective at each position, and of cross-entropy where that is another; 0 where ignored.
+    """
     log_sum = jax.nn.logsumexp(logits_BtV, -1, keepdims=True)
     at_target = jnp.take_along_axis(logits_BtV, jnp.maximum(targets_Bt, 0)[..., None], -1)
-    return jnp.where(targets_Bt != IGNORED, (log_sum - at_target)[..., 0], 0.0), log_sum
+    losses = [log_sum - at_target]
+    if not form.plain:
+        smooth = form.label_smoothing
+        expected = (1 - smooth) * at_target + smooth * jnp.mean(logits_BtV, -1, keepdims=True)
+        losses.insert(0, log_sum - expected + form.z_loss * jnp.square(log_sum))
+    return tuple(jnp.where(targets_Bt != IGNORED, loss[..., 0], 0.0) for loss in losses), log_sum
+
+
+def _gradient(logits_BtV, targets_Bt, log_sum_Bt1, form):
+    """Return the gradient of the objective by the logits before the soft cap."""
+    V = logits_BtV.shape[-1]
+    has_target = (targets_Bt != IGNORED)[..., None]
+    hit = targets_Bt[..., None] == jnp.arange(V)
+    softmax = jnp.exp(logits_BtV - log_sum_Bt1)
+    if form.plain:
+        gradient = softmax - hit
+    else:
+        smooth = form.label_smoothing
+        gradient = softmax * (1 + 2 * form.z_loss * log_sum_Bt1) - (1 - smooth) * hit - smooth / V
+    if form.soft_cap:
+        gradient = gradient * (1 - jnp.square(logits_BtV / form.soft_cap))
+    return jnp.where(has_target, gradient, 0.0)
+
+
+def _zeros(form):
+    return (jnp.float32(0),) if form.plain else (jnp.float32(0), jnp.float32(0))
+
+
+def _added(totals, losses):
+    return tuple(total + jnp.sum(loss) for total, loss in zip(totals, losses, strict=True))
 
 
 def _over_chunks(add, carry, x_BTD, targets_BT, vocab_size):
     """Scan ``add`` over chunks of positions (the batch stays whole, and so stays split over devices)."""
     B, T, D = x_BTD.shape
-    n_chunks = min(T, math.ceil(B * T * vocab_size * 4 / _CHUNK_BYTES))
+    n_chunks = min(T, math.ceil(B * T * vocab_size * 4 / chunk_bytes(jax.local_devices()[0])))
     if n_chunks <= 1:
         return add(carry, (x_BTD, targets_BT))
     size = -(-T // n_chunks)

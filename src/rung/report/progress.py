@@ -142,6 +142,8 @@ class Progress:
     def _readings(self, event: StepDone) -> list[str]:
         """Return what is measured now, each with its name, the most wanted first."""
         readings = [f"loss {decimal(event.loss)}"]
+        if event.objective is not None:
+            readings.append(f"objective {decimal(event.objective)}")
         if event is not self._first:
             readings.append(f"smoothed {decimal(self._loss.value)}")
         if self._validation:

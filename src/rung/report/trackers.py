@@ -180,8 +180,10 @@ def scalars(event: Event) -> dict[str, float]:
     """Return the numbers of an event that are worth a curve, by the name that a tracker shows them under."""
     match event:
         case StepDone():
+            objective = {} if event.objective is None else {"train/objective": event.objective}
             return {
                 "train/loss": event.loss,
+                **objective,
                 "train/learning_rate": event.learning_rate,
                 "train/gradient_norm": event.gradient_norm,
                 "train/tokens": event.tokens,

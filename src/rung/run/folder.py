@@ -134,9 +134,11 @@ class Run:
     def model(self) -> Any:
         """The run's ``rung.model.Decoder``."""
         from rung.model import Decoder
+        from rung.model.losses import Objective
 
         # A run may be used on another machine than the one it was trained on.
-        return Decoder(self.config.model, dataclasses.replace(self.config.compute, attention="auto"))
+        compute = dataclasses.replace(self.config.compute, attention="auto")
+        return Decoder(self.config.model, compute, Objective.of(self.config.train))
 
     @cached_property
     def weights(self) -> Any:

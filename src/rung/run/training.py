@@ -23,6 +23,7 @@ from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh
 from rung.model import Decoder
+from rung.model.losses import Objective
 from rung.model.weights import parameter_count
 from rung.report.html import write_report
 from rung.report.metrics import Metrics, MetricsLog, read_metrics, truncate_after
@@ -163,7 +164,7 @@ class Training:
         self.config: Config = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.store: Store = run.store
-        self.model = Decoder(self.config.model, self.config.compute)
+        self.model = Decoder(self.config.model, self.config.compute, Objective.of(self.config.train))
         self.optimizer = make_optimizer(self.model.weights(), self.config.train)
         self.tokens_per_step = self.config.train.batch_size * self.config.model.context_length
         self.profile = (*profile, run.path / "profile") if profile else None

@@ -14,7 +14,7 @@ class StepDone:
 
     step: int  # steps finished, so the first is 1
     tokens: int  # target tokens so far
-    loss: float  # of this step, nats per target token
+    loss: float  # cross-entropy of this step, nats per target token
     learning_rate: float
     gradient_norm: float  # global norm, before clipping
     tokens_per_second: float
@@ -23,6 +23,7 @@ class StepDone:
     seconds: float  # of training so far, over all resumes
     skipped: bool  # the gradient was not finite, so the weights stayed as they were
     epoch: float  # passes over the training text so far
+    objective: float | None = None  # what training minimises, where that is not the loss
 
 
 @dataclass(frozen=True)

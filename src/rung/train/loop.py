@@ -193,7 +193,7 @@ class Loop:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         targets, done = values["targets"], pending.number + 1
-        loss = values["loss_sum"] / max(1, targets)
+        objective, loss = values["loss_sum"] / max(1, targets), values["cross_entropy"] / max(1, targets)
         threshold = None if values["skipped"] else self.spikes.push(loss)
         self._progress = dataclasses.replace(
             self._progress,
@@ -216,6 +216,7 @@ class Loop:
                     seconds=self._progress.seconds,
                     skipped=values["skipped"],
                     epoch=done / self.steps_per_epoch if self.steps_per_epoch else 0.0,
+                    objective=objective if objective < loss or objective > loss else None,
                 )
             )
         if pending.norms is not None:

@@ -35,7 +35,11 @@ class Model(Protocol):
     def loss(
         self, weights: Tree, batch: Batch, keys_B: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        """Return ``(sum of losses in nats, number of targets, further sums by name)``."""
+        """Return ``(sum of losses in nats, number of targets, further sums by name)``.
+
+        Where training minimises something else than cross-entropy, that is the loss, and the further sum
+        ``cross_entropy`` is what the log has as the loss.
+        """
         ...
 
 
@@ -70,14 +74,15 @@ def make_step(
     not finite, weights and optimizer stay as they were; the step counts all the same. After ``max_skipped`` such steps
     in a row no update is applied any more: the loop hears of it a step late, and the weights should be those of then.
 
-    Metrics, all scalars: ``loss_sum``, ``targets``, ``gradient_norm`` (before clipping), ``rate_factor``, ``skipped``
-    (bool), ``skipped_in_a_row``.
+    Metrics, all scalars: ``loss_sum``, ``cross_entropy`` (a sum too, which the loss is where the model has no other
+    objective), ``targets``, ``gradient_norm`` (before clipping), ``rate_factor``, ``skipped`` (bool),
+    ``skipped_in_a_row``.
     """
     n_micro = config.batch_size // (config.micro_batch_size or config.batch_size)
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         keys_B = row_keys(config.seed, state["step"], config.batch_size)
-        (loss_sum, targets), gradients = accumulate(model, state["weights"], batch, keys_B, n_micro)
+        (loss_sum, (targets, cross_entropy)), gradients = accumulate(model, state["weights"], batch, keys_B, n_micro)
         mean = 1 / jnp.maximum(targets, 1).astype(jnp.float32)
         norm = global_norm(gradients) * mean
         scale = mean * (jnp.minimum(1.0, config.clip_norm / jnp.maximum(norm, 1e-30)) if config.clip_norm else 1.0)
@@ -92,6 +97,7 @@ def make_step(
         skipped_in_a_row = jnp.where(good, 0, state["skipped_in_a_row"] + 1)
         metrics = {
             "loss_sum": loss_sum,
+            "cross_entropy": cross_entropy,
             "targets": targets,
             "gradient_norm": norm,
             "rate_factor": factor,
@@ -121,11 +127,15 @@ def place(batch: dict[str, Any], mesh: jax.sharding.Mesh) -> Batch:
 
 
 def accumulate(model: Model, weights: Tree, batch: Batch, keys_B: jax.Array, n_micro: int) -> tuple[Any, Tree]:
-    """Return ``((loss sum, target count), gradient of the loss sum)`` over the batch, one micro-batch at a time."""
+    """Return ``((sum, (targets, cross-entropy)), gradient)`` over the batch, one micro-batch at a time.
 
-    def sums(weights: Tree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        loss_sum, targets, _ = model.loss(weights, batch, keys)
-        return loss_sum, targets
+    The gradient is of the sum of losses; the plain cross-entropy is a sum too, and the same one unless the model says
+    otherwise.
+    """
+
+    def sums(weights: Tree, batch: Batch, keys: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        loss_sum, targets, further = model.loss(weights, batch, keys)
+        return loss_sum, (targets, further.get("cross_entropy", loss_sum))
 
     gradient = jax.value_and_grad(sums, has_aux=True)
     if n_micro == 1:
@@ -134,7 +144,7 @@ def accumulate(model: Model, weights: Tree, batch: Batch, keys_B: jax.Array, n_m
     def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, gradient(weights, *part)), None
 
-    zero = ((jnp.float32(0), jnp.int32(0)), jax.tree.map(jnp.zeros_like, weights))
+    zero = ((jnp.float32(0), (jnp.int32(0), jnp.float32(0))), jax.tree.map(jnp.zeros_like, weights))
     parts = jax.tree.map(lambda x: _strided(x, n_micro), (batch, keys_B))
     return jax.lax.scan(add, zero, parts)[0]
 
