@@ -25,6 +25,7 @@ COMMANDS = {
     "runs": "list runs: state, steps, best loss",
     "compare": "overlay the curves of runs, and show how their settings differ",
     "evaluate": "held-out loss, perplexity and bits per byte of a run",
+    "bench": "time the training step of a config on this machine, and what memory it takes",
     "check": "run the step again that made a run diverge, and find where it went wrong",
     "corpus": "make a corpus of text from where it is published, cleaned",
     "tokenizer": "train, use and look at tokenizers",

@@ -21,17 +21,26 @@ def count_parameters(config: Config, say: Say) -> int:
         RungError: a tokenizer file that cannot be loaded.
     """
     wanted = config.tokenizer
-    if wanted.file:
-        vocab_size = Tokenizer.load(wanted.file, allow_lossy=wanted.allow_lossy).vocab_size
-    elif wanted.kind == "byte":
-        vocab_size = Tokenizer.train([], wanted).vocab_size
-    else:
-        vocab_size = wanted.vocab_size
+    vocab_size = expected_vocabulary(config)
     counted = _count(config, vocab_size)
     if wanted.kind == "char" and not wanted.file and not config.model.vocab_size:
         each = _count(config, vocab_size + 1) - counted
         say(f"counted for {vocab_size:,} characters; the text decides how many there are, {each:,} parameters each")
     return counted
+
+
+def expected_vocabulary(config: Config) -> int:
+    """Return the size of the vocabulary that the config's tokenizer will have, as far as the config tells.
+
+    Raises:
+        RungError: a tokenizer file that cannot be loaded.
+    """
+    wanted = config.tokenizer
+    if wanted.file:
+        return Tokenizer.load(wanted.file, allow_lossy=wanted.allow_lossy).vocab_size
+    if wanted.kind == "byte":
+        return Tokenizer.train([], wanted).vocab_size
+    return wanted.vocab_size
 
 
 def _count(config: Config, vocab_size: int) -> int:
