@@ -146,8 +146,10 @@ def main() -> None:
         parser.error(f"no shape {', '.join(unknown)}: there are {', '.join(SHAPES)}")
     begun = time.perf_counter()
     rounds, seconds = (2, 0.2) if args.quick else (args.rounds, TURN_SECONDS)
-    with tempfile.TemporaryDirectory() as cache:
-        measured = {name: measure(SHAPES[name], rounds, seconds, cache, quick=args.quick) for name in names}
+    measured = {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as cache:
+            measured[name] = measure(SHAPES[name], rounds, seconds, cache, quick=args.quick)
     entry = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "commit": commit(),
@@ -186,7 +188,8 @@ def measure(shape: Shape, rounds: int, seconds: float, cache: str, *, quick: boo
         programs["transformers"] = Program(shape.peer("--transformers"))
     try:
         compiling = {name: warm_up(program) for name, program in programs.items()}
-        compiling["torch"]["compile_seconds"] = trial.get(way, {}).get("compile_seconds", 0.0)
+        if way in trial:  # in which the cache was empty
+            compiling["torch"]["compile_seconds"] = trial[way]["compile_seconds"]
         steps = max(1, round(seconds / max(one["step_seconds"] for one in compiling.values())))
         kept, dropped = in_turns(programs, rounds, steps, tries=1 if quick else TRIES)
         memory = {name: program.ask("memory") for name, program in programs.items()}
@@ -208,26 +211,32 @@ def measure(shape: Shape, rounds: int, seconds: float, cache: str, *, quick: boo
 
 
 def choose_way(shape: Shape, seconds: float, cache: str) -> tuple[str, dict[str, Any]]:
-    """Return the fastest of ``WAYS``, and of each its tokens a second in a short trial in turns, and compile time."""
-    programs, trial = {}, {}
-    for way, (flags, environment) in WAYS.items():
-        program = Program(shape.peer(*flags), {**environment, "TORCHINDUCTOR_CACHE_DIR": cache})
-        try:
-            trial[way] = warm_up(program)
-        except RuntimeError as error:
-            warn(f"PyTorch {way} does not run here: {error}")
-            continue
-        programs[way] = program
-    steps = max(1, round(seconds / 2 / max(one["step_seconds"] for one in trial.values())))
-    rates: dict[str, list[float]] = {way: [] for way in programs}
-    for _ in range(TRIAL_ROUNDS):
+    """Return the fastest of ``WAYS``, and of those tried tokens a second in a short trial in turns, and compile time.
+
+    The allocator is chosen first, eager, and with it whether to compile; so no more than two models are in memory.
+    """
+    trial: dict[str, Any] = {}
+
+    def faster(ways: Sequence[str]) -> str:
+        programs = {}
+        for way in ways:
+            flags, environment = WAYS[way]
+            program = Program(shape.peer(*flags), {**environment, "TORCHINDUCTOR_CACHE_DIR": cache})
+            try:
+                trial[way] = warm_up(program)
+                programs[way] = program
+            except RuntimeError as error:
+                warn(f"PyTorch {way} does not run here: {error}")
+        steps = max(1, round(seconds / 2 / max(trial[way]["step_seconds"] for way in programs)))
+        answers = [{way: program.ask(f"go {steps}") for way, program in programs.items()} for _ in range(TRIAL_ROUNDS)]
         for way, program in programs.items():
-            answer = program.ask(f"go {steps}")
-            rates[way].append(answer["tokens"] / answer["seconds"])
-    for way, program in programs.items():
-        program.close()
-        trial[way]["tokens_per_second"] = statistics.median(rates[way])
-    best = max(trial, key=lambda way: trial[way]["tokens_per_second"])
+            program.close()
+            rates = [turn[way]["tokens"] / turn[way]["seconds"] for turn in answers]
+            trial[way]["tokens_per_second"] = statistics.median(rates)
+        return max(programs, key=lambda way: trial[way]["tokens_per_second"])
+
+    eager = faster(["eager", "eager, freed memory kept"])
+    best = faster([eager, eager.replace("eager", "compiled")])
     shown = "; ".join(f"{way} {one['tokens_per_second']:,.0f}" for way, one in trial.items())
     warn(f"PyTorch, tokens/s in a trial: {shown}")
     return best, trial
