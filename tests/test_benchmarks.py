@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -212,3 +214,32 @@ def test_a_measurement_under_load_is_marked(load):
     assert "under load" not in speed.table([one])
     one["shapes"]["a"]["outside_load"] = 0.4
     assert "under load: 40% by others" in speed.table([one])
+
+
+# On a GPU
+
+
+def test_the_script_for_a_gpu_works_on_a_cpu_with_a_tiny_model():
+    done = subprocess.run(
+        ["sh", BENCHMARKS / "gpu.sh", "--try"],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    cudnn, blocked = (line for line in done.stdout.splitlines() if line.startswith("| gpt2-small |"))
+    assert re.search(r"\| cudnn \| 2 \| compute.attention cudnn cannot be used: it is for NVIDIA GPUs", cudnn)
+    assert re.search(r"\| blocked \| 2 \| [\d,]+ \([\d,]+ to [\d,]+\) \| [\d.,]+ \| [\d.]+% \| \d+ s \|", blocked)
+    assert "compute in bfloat16" in done.stdout
+
+
+def test_a_point_without_time_left_and_one_without_an_answer_are_rows(load):
+    gpu = load("gpu")
+    late = gpu.measure("gpt2-small", "cudnn", 8, 1.0, ())
+    odd = gpu.measure("no-such-preset", "cudnn", 8, 60.0, ())
+    text = gpu.page([("gpt2-small", "cudnn", 8, late), ("gpt2-small-untied", "blocked", 8, odd)])
+    rows = [line for line in text.splitlines() if line.startswith("| gpt2")]
+    assert "the time was over" in rows[0]
+    assert "unknown preset 'no-such-preset'" in rows[1]
