@@ -87,8 +87,8 @@ def page(measured: Sequence[tuple[str, str, int, dict[str, Any]]]) -> str:
             f"commit {commit()}, {time.strftime('%Y-%m-%d')}.",
             "",
             "Tokens a second are the median of three rounds, with the lowest and the highest; MFU is nominal "
-            "operations (6 for each weight of a product, attention counted whole) over the peak; planned is the memory that the "
-            "compiler asks for, state included, and taken what the device's runtime saw at most.",
+            "operations (6 for each weight of a product, attention counted whole) over the peak; planned is the memory "
+            "that the compiler asks for, state included, and taken what the device's runtime saw at most.",
             "",
         ]
     lines += [
