@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rung.config import TrainConfig, override, preset, preset_names, resolve
+from rung.config import ComputeConfig, TrainConfig, override, preset, preset_names, resolve
+from rung.errors import RungError
 from rung.model import Decoder
 from rung.model.decoder import predicted_logit_variance
 from rung.model.weights import flatten, initialize, map_table
@@ -34,6 +35,11 @@ SMALL = {
 
 
 def scaled(name, **changes):
+    if name == "windowed":  # not a preset: what else a query may be kept from
+        name, changes = (
+            "llama-small",
+            {"attention_window": 20, "attention_soft_cap": 2.0, "logit_soft_cap": 3.0} | changes,
+        )
     changes = SMALL | ({"n_kv_heads": 2, "qk_norm": True} if name == "llama-small" else {}) | changes
     config = override(preset(name), {f"model.{field}": value for field, value in changes.items()})
     return Decoder(resolve(config).model)
@@ -112,7 +118,28 @@ def test_a_document_is_as_if_alone_under_rope():
     np.testing.assert_allclose(found, expected, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+def test_a_layer_sees_as_far_as_its_window():
+    _, _, logits = model_and_logits("windowed")
+    before = tokens()
+    after, one_document = before.copy(), np.zeros_like(before)
+    after[0, 30] = (before[0, 30] + 1) % 61
+    changed = np.any(logits(before, one_document)[0] != logits(after, one_document)[0], -1)
+    reach = 2 * (20 - 1)  # of two layers
+    assert np.all(changed[30 : 30 + reach + 1])
+    assert not np.any(changed[:30])
+    assert not np.any(changed[30 + reach + 1 :])
+
+
+def test_logits_stay_within_their_cap():
+    model, weights, logits = model_and_logits("windowed")
+    free = dataclasses.replace(model.config, logit_soft_cap=0.0)
+    found = logits(tokens(), np.zeros((1, LENGTH)))
+    uncapped = Decoder(free).unembed(weights, jax.jit(model.hidden)(weights, jnp.int32(tokens())))
+    assert np.max(np.abs(uncapped)) > 3
+    np.testing.assert_allclose(found, 3 * np.tanh(uncapped / 3), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "windowed"])
 def test_cached_decoding_is_the_forward_pass(name):
     model, weights, logits = model_and_logits(name)
     text = tokens(seed=2, rows=2)
@@ -248,6 +275,22 @@ def test_no_two_places_share_a_mask(monkeypatch):
     assert len(uses) == len(set(uses)) == 1 + 3 * (3 + n_blocks)
 
 
+def test_a_kernel_that_is_not_for_this_device_is_refused():
+    model = Decoder(scaled("gpt2-small", context_length=8).config, ComputeConfig(attention="cudnn"))
+    weights, text = drawn(model), jnp.zeros((1, 8), jnp.int32)
+    for use in (lambda: model.attention_backend(segments=False), lambda: model.hidden(weights, text)):
+        with pytest.raises(RungError, match="NVIDIA"):
+            use()
+    # Text is generated all the same: with what there is here.
+    states, _ = jax.eval_shape(lambda: model.prefill(weights, text, model.empty_cache(1)))
+    assert states.shape == (1, 8, 32)
+
+
+def test_attention_says_what_it_is_computed_with():
+    model = scaled("gpt2-small", dropout=0.1)
+    assert str(model.attention_backend(segments=True)) == "blocked (the one for a CPU)"
+
+
 def test_more_tokens_than_positions_is_a_mistake():
     model = scaled("gpt2-small", context_length=8)
     with pytest.raises(AssertionError, match="positions"):
@@ -258,3 +301,5 @@ def test_flops_of_gpt2_small():
     # Per token: 6 x (12 layers x 12 x 768^2 + 50257 x 768) for the products, and 12 x 12 x 768 x 1024 for attention.
     model = Decoder(resolve(override(preset("gpt2-small"), {"model.vocab_size": 50257})).model)
     assert model.flops_per_token() == 6 * (12 * 12 * 768**2 + 50257 * 768) + 12 * 12 * 768 * 1024
+    windowed = Decoder(dataclasses.replace(model.config, attention_window=256))
+    assert model.flops_per_token() - windowed.flops_per_token() == 12 * 12 * 768 * (1024 - 256)

@@ -1,4 +1,4 @@
-"""Layers against plain versions of themselves: values in float64, and autodiff where we wrote the gradient."""
+"""Layers against plain versions of themselves in float64; gradients we wrote out against theirs and against slopes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from rung.model import layers
 
@@ -67,6 +65,22 @@ def test_norms_and_their_gradients(ours, naive, with_bias, shape, offset, epsilo
 
 
 @pytest.mark.parametrize("norm", [layers.layer_norm, our_rms_norm])
+def test_gradients_of_norms_are_slopes(norm):
+    random = np.random.default_rng(1)
+    x, dy, towards_x = random.normal(0.5, 2, (3, 3, 16))
+    scale, bias, towards_scale, towards_bias = random.normal(1, 0.3, (4, 16))
+    point, towards = (x, scale, bias), (towards_x, towards_scale, towards_bias)
+    value = jax.jit(lambda x, scale, bias: jnp.sum(norm(x, scale, bias, 1e-5) * jnp.float32(dy)))
+    gradients = jax.jit(jax.grad(value, (0, 1, 2)))(*map(jnp.float32, point))
+    step = 1e-2
+    above, below = (
+        value(*(jnp.float32(p + sign * step * d) for p, d in zip(point, towards, strict=True))) for sign in (1, -1)
+    )
+    slope = sum(np.sum(np.asarray(g, np.float64) * d) for g, d in zip(gradients, towards, strict=True))
+    np.testing.assert_allclose((above - below) / (2 * step), slope, rtol=2e-3)
+
+
+@pytest.mark.parametrize("norm", [layers.layer_norm, our_rms_norm])
 def test_norms_of_bfloat16_compute_in_float32(norm):
     x = jnp.asarray(np.random.default_rng(0).normal(4, 1, (8, 256)), jnp.bfloat16)
     one, zero = jnp.ones(256), jnp.zeros(256)
@@ -110,113 +124,6 @@ def test_rotary_products_depend_on_distance_alone():
     assert abs(far - products[0]) > 1e-3
 
 
-# Attention
-
-causal_attention = jax.jit(layers.causal_attention)
-
-
-def dense_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT):
-    """One query, one head at a time, in float64."""
-    B, T, H, K = q_BTHK.shape
-    repeat = H // k_BTGK.shape[2]
-    q, k, v = (np.asarray(a, np.float64) for a in (q_BTHK, k_BTGK, v_BTGK))
-    y = np.zeros((B, T, H, K))
-    for b, t, h in np.ndindex(B, T, H):
-        seen = np.flatnonzero(segments_BT[b, : t + 1] == segments_BT[b, t])
-        scores = k[b, seen, h // repeat] @ q[b, t, h] / np.sqrt(K)
-        weights = np.exp(scores - scores.max())
-        y[b, t, h] = weights / weights.sum() @ v[b, seen, h // repeat]
-    return y
-
-
-@settings(max_examples=5)
-@given(
-    length=st.integers(1, 300),
-    heads=st.sampled_from([(1, 1), (2, 1), (4, 2)]),
-    cuts=st.lists(st.integers(0, 299), max_size=3),
-    seed=st.integers(0, 1000),
-)
-@example(length=1, heads=(4, 2), cuts=[], seed=0)
-@example(length=64, heads=(2, 1), cuts=[63], seed=0)
-@example(length=65, heads=(2, 1), cuts=[64], seed=0)
-@example(length=300, heads=(2, 1), cuts=[100, 128], seed=0)
-def test_attention_in_blocks_is_dense_attention(length, heads, cuts, seed):
-    random = np.random.default_rng(seed)
-    H, G = heads
-    q = random.normal(size=(1, length, H, 4)).astype(np.float32)
-    k, v = random.normal(size=(2, 1, length, G, 4)).astype(np.float32)
-    segments = np.zeros((1, length), np.int32)
-    for cut in cuts:
-        segments[:, cut:] += 1
-    found = causal_attention(q, k, v, segments if cuts else None)
-    np.testing.assert_allclose(found, dense_attention(q, k, v, segments), atol=3e-6)
-
-
-def test_attention_of_rows_with_their_own_segments():
-    random = np.random.default_rng(0)
-    q = random.normal(size=(3, 70, 2, 4)).astype(np.float32)
-    k, v = random.normal(size=(2, 3, 70, 2, 4)).astype(np.float32)
-    segments = np.sort(random.integers(0, 4, size=(3, 70)), -1).astype(np.int32)
-    found = causal_attention(q, k, v, segments)
-    np.testing.assert_allclose(found, dense_attention(q, k, v, segments), atol=3e-6)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_gradient_of_attention(rate):
-    random = np.random.default_rng(3)
-    T, H, G, K = 130, 4, 2, 8
-    q, dy = random.normal(size=(2, 2, T, H, K)).astype(np.float32)
-    k, v = random.normal(size=(2, 2, T, G, K)).astype(np.float32)
-    segments = np.repeat([[0, 1, 2], [0, 0, 1]], [50, 30, 50], axis=1).astype(np.int32)
-    kept_BHTT = random.random((2, H, T, T)) >= rate
-
-    def keep(block, shape):
-        B, groups, repeat, t, S = shape
-        start = S - t  # the queries of a block are the last of the keys it may see
-        return kept_BHTT.reshape(B, groups, repeat, T, T)[:, :, :, start : start + t, :S]
-
-    def ours(q, k, v):
-        return layers.causal_attention(q, k, v, segments, keep if rate else None, rate)
-
-    def naive(q, k, v):
-        k, v = jnp.repeat(k, H // G, 2), jnp.repeat(v, H // G, 2)
-        scores = jnp.einsum("BTHK,BSHK->BHTS", q, k) / K**0.5
-        seen = np.tri(T, dtype=bool) & (segments[:, None, :, None] == segments[:, None, None, :])
-        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1) * kept_BHTT / (1 - rate)
-        return jnp.einsum("BHTS,BSHK->BTHK", weights, v)
-
-    def value_and_gradients(attention, q, k, v, dy):
-        def weighted(q, k, v):
-            y = attention(q, k, v)
-            return jnp.sum(y * dy), y
-
-        gradients, y = jax.jit(jax.grad(weighted, (0, 1, 2), has_aux=True))(q, k, v)
-        return y, *gradients
-
-    found = value_and_gradients(ours, q, k, v, dy)
-    with jax.enable_x64(True):
-        expected = value_and_gradients(naive, *(jnp.asarray(a, jnp.float64) for a in (q, k, v, dy)))
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=3e-5)
-
-
-def test_attention_of_large_scores_is_finite():
-    q = jnp.full((1, 5, 1, 4), 1e4)
-    y, gradient = jax.jit(jax.value_and_grad(lambda q: jnp.sum(layers.causal_attention(q, q, q / 1e4))))(q)
-    np.testing.assert_allclose(y, q.size, rtol=1e-5)
-    assert np.all(np.isfinite(gradient))
-
-
-def test_cached_attention_sees_up_to_its_position():
-    random = np.random.default_rng(5)
-    q = random.normal(size=(2, 40, 4, 8)).astype(np.float32)
-    k, v = random.normal(size=(2, 2, 40, 2, 8)).astype(np.float32)
-    positions = np.array([[7], [31]])
-    found = layers.cached_attention(np.take_along_axis(q, positions[:, :, None, None], 1), k, v, positions)
-    expected = dense_attention(q, k, v, np.zeros((2, 40)))
-    np.testing.assert_allclose(found, np.take_along_axis(expected, positions[:, :, None, None], 1), atol=3e-6)
-
-
 # The rest
 
 
@@ -253,6 +160,14 @@ def test_activations(name, at_minus_one, at_two):
     np.testing.assert_allclose(
         layers.ACTIVATIONS[name](jnp.float32([-1, 2])), [at_minus_one, at_two], rtol=1e-5, atol=1e-7
     )
+
+
+def test_gradient_of_gelu_is_that_of_its_definition():
+    x = np.linspace(-6, 6, 101)
+    slopes = jax.jit(jax.vmap(jax.grad(layers.gelu)))(jnp.float32(x))
+    with jax.enable_x64(True):
+        expected = jax.vmap(jax.grad(lambda x: x * jax.scipy.stats.norm.cdf(x)))(jnp.float64(jnp.float32(x)))
+    np.testing.assert_allclose(slopes, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(layers.ACTIVATIONS))

@@ -7,24 +7,46 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from rung.config import ComputeConfig, ModelConfig
 from rung.model import layers
+from rung.model.attention import Backend, Choice, Keep, attention, cached_attention, choose
 from rung.model.dropout import dropout, keep_mask
 from rung.model.losses import Objective, capped, cross_entropy
+from rung.model.stack import run_layers
 from rung.model.weights import Tree, Weight, WeightTable
 
 Cache = dict[str, list[jax.Array]]
 """Keys and values of each layer, [B, S, G, K]: row s belongs to position s."""
 
+_UNROLLED = ComputeConfig()  # of the layers where nothing is to be differentiated
+
 # Names for profiles and for finding where a value went wrong; they are no part of what is computed.
 _named = jax.named_scope
 
 _USES_PER_LAYER = 64  # numbers of dropout masks set aside for a layer: its sites, and the blocks of its attention
+
+Attend = Callable[[jax.Array | int, jax.Array, jax.Array, jax.Array], jax.Array]
+"""Attention of a layer: of its number, and of queries, keys and values."""
+
+
+def _at_precision(method: Callable) -> Callable:
+    """Return the method with products of float32 as precise as ``compute.matmul_precision`` says.
+
+    The backward passes are traced later, when nothing says so any more: those written out take it from their forward
+    pass, and JAX's own from the product itself.
+    """
+
+    @functools.wraps(method)
+    def at_precision(self, *args, **kwargs):
+        with jax.default_matmul_precision(self.matmul_precision):
+            return method(self, *args, **kwargs)
+
+    return at_precision
 
 
 @dataclass(frozen=True)
@@ -52,16 +74,36 @@ class Decoder:
         """Return nominal floating-point operations per trained token.
 
         6 for each parameter of a matrix product (2 forward, 4 backward), and attention counted whole, as if it had no
-        causal mask, as is usual (Kaplan et al. 2020, arXiv:2001.08361; Chowdhery et al. 2022, arXiv:2204.02311).
+        causal mask, as is usual (Kaplan et al. 2020, arXiv:2001.08361; Chowdhery et al. 2022, arXiv:2204.02311); of a
+        sliding window, its width.
         """
         c = self.config
         in_products = sum(w.size for w in self.weights() if w.n_inputs and not w.path.startswith("embedding."))
         if c.tied:
             in_products += c.vocab_size * c.d_model
-        return 6 * in_products + 12 * c.n_layers * c.n_heads * c.d_head * c.context_length
+        seen = min(c.attention_window or c.context_length, c.context_length)
+        return 6 * in_products + 12 * c.n_layers * c.n_heads * c.d_head * seen
+
+    @property
+    def matmul_precision(self) -> str:
+        """The precision of matrix products, by JAX's name for it; products of bfloat16 have no other than their own."""
+        return "bfloat16" if self.config.compute_dtype == "bfloat16" else self.compute.matmul_precision
+
+    def attention_backend(self, *, segments: bool, training: bool = True) -> Choice:
+        """Return what computes attention over whole sequences on this machine, and why.
+
+        Args:
+            segments: whether batches say which tokens are of one document.
+            training: with dropout, where the model has it.
+
+        Raises:
+            RungError: ``compute.attention`` asks for what cannot be.
+        """
+        return self._backend(self.compute.attention, segments, training and self._drops_attention)
 
     # What it computes
 
+    @_at_precision
     def loss(
         self, weights: Tree, batch: dict[str, jax.Array], keys_B: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
@@ -88,6 +130,7 @@ class Decoder:
             )
         return loss_sum, targets, {"cross_entropy": plain}
 
+    @_at_precision
     def hidden(
         self,
         weights: Tree,
@@ -96,13 +139,11 @@ class Decoder:
         keys_B: jax.Array | None = None,
     ) -> jax.Array:
         """Return the final hidden states [B, T, D] of ``tokens_BT``, T at most the context length."""
+        chosen = self.attention_backend(segments=segments_BT is not None, training=keys_B is not None)
+        attend = functools.partial(self._attend, chosen, segments_BT, keys_B)
+        return self._forward(weights, tokens_BT, self._positions(tokens_BT), attend, keys_B, self.compute)
 
-        def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            keep = self._attention_keep(layer, keys_B)
-            return layers.causal_attention(q, k, v, segments_BT, keep, self.config.dropout)
-
-        return self._forward(weights, tokens_BT, self._positions(tokens_BT), attend, keys_B)
-
+    @_at_precision
     def unembed(self, weights: Tree, x: jax.Array) -> jax.Array:
         """Return float32 logits [..., V] of final hidden states [..., D]."""
         head_VD, bias_V = self._head(weights)
@@ -117,6 +158,7 @@ class Decoder:
         shape = (batch_size, c.context_length, c.n_kv_heads, c.d_head)
         return {name: [jnp.zeros(shape, c.compute_dtype) for _ in range(c.n_layers)] for name in ("keys", "values")}
 
+    @_at_precision
     def prefill(self, weights: Tree, tokens_BT: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Return ``(hidden states [B, T, D], cache)`` of sequences from position 0; fills the cache's first T rows.
 
@@ -124,23 +166,34 @@ class Decoder:
         before it, and overwritten as ``decode`` reaches it.
         """
         filled: Cache = {"keys": list(cache["keys"]), "values": list(cache["values"])}
+        # Not the one that training asks for: text is generated on other machines too.
+        chosen = self._backend("auto", segments=False, dropout=False)
 
-        def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attend(layer: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             for name, new in (("keys", k), ("values", v)):
                 filled[name][layer] = jax.lax.dynamic_update_slice(cache[name][layer], new, (0, 0, 0, 0))
-            return layers.causal_attention(q, k, v)
+            return self._attend(chosen, None, None, layer, q, k, v)
 
         return self._forward(weights, tokens_BT, self._positions(tokens_BT), attend, None), filled
 
+    @_at_precision
     def decode(self, weights: Tree, token_B: jax.Array, position_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Return ``(hidden state [B, D], cache)`` of each sequence's next token, below the context length."""
         filled: Cache = {"keys": list(cache["keys"]), "values": list(cache["values"])}
         rows_B, position_B1 = jnp.arange(token_B.shape[0]), position_B[:, None]
 
-        def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attend(layer: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             for name, new in (("keys", k), ("values", v)):
                 filled[name][layer] = cache[name][layer].at[rows_B, position_B].set(new[:, 0])
-            return layers.cached_attention(q, filled["keys"][layer], filled["values"][layer], position_B1)
+            c = self.config
+            return cached_attention(
+                q,
+                filled["keys"][layer],
+                filled["values"][layer],
+                position_B1,
+                window=c.attention_window,
+                soft_cap=c.attention_soft_cap,
+            )
 
         return self._forward(weights, token_B[:, None], position_B1, attend, None)[:, 0], filled
 
@@ -151,8 +204,9 @@ class Decoder:
         weights: Tree,
         tokens_BT: jax.Array,
         positions_BT: jax.Array,
-        attend: Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array],
+        attend: Attend,
         keys_B: jax.Array | None,
+        compute: ComputeConfig = _UNROLLED,
     ) -> jax.Array:
         c = self.config
         with _named("embedding"):
@@ -160,19 +214,29 @@ class Decoder:
             if c.positions == "learned":
                 x = x + weights["embedding"]["positions"][positions_BT]
             x = self._drop("embedding", x.astype(c.compute_dtype), keys_B, use=0)
-        for number, layer in enumerate(weights.get("layers", ())):
-            use = (number + 1) * _USES_PER_LAYER
-            with _named(f"layers.{number}"):
-                y = self._norm(layer, "attention_norm", x)
-                y = self._attention(layer["attention"], y, number, positions_BT, attend)
-                x = x + self._drop("residual", y, keys_B, use)
-                y = self._mlp(layer["mlp"], self._norm(layer, "mlp_norm", x), keys_B, use + 1)
-                x = x + self._drop("residual", y, keys_B, use + 2)
+        layer = functools.partial(self._layer, positions_BT, attend, keys_B)
+        x = run_layers(layer, weights.get("layers", ()), x, compute)
         return self._norm(weights, "final_norm", x)
+
+    def _layer(
+        self,
+        positions_BT: jax.Array,
+        attend: Attend,
+        keys_B: jax.Array | None,
+        number: jax.Array | int,
+        w: Tree,
+        x: jax.Array,
+    ) -> jax.Array:
+        use = (number + 1) * _USES_PER_LAYER
+        with _named(f"layers.{number}" if isinstance(number, int) else "layers"):
+            y = self._attention(w["attention"], self._norm(w, "attention_norm", x), number, positions_BT, attend)
+            x = x + self._drop("residual", y, keys_B, use)
+            y = self._mlp(w["mlp"], self._norm(w, "mlp_norm", x), keys_B, use + 1)
+            return x + self._drop("residual", y, keys_B, use + 2)
 
     @_named("attention")
     def _attention(
-        self, w: Tree, x_BTD: jax.Array, number: int, positions_BT: jax.Array, attend: Callable
+        self, w: Tree, x_BTD: jax.Array, number: jax.Array | int, positions_BT: jax.Array, attend: Attend
     ) -> jax.Array:
         c = self.config
         names, biases = ("query", "key", "value"), ("query_bias", "key_bias", "value_bias")
@@ -193,8 +257,42 @@ class Decoder:
         y_BTHK = attend(number, q, k, v)
         return layers.project(y_BTHK, w["output"], w.get("output_bias"), n_inputs=2)
 
+    def _attend(
+        self,
+        chosen: Choice,
+        segments_BT: jax.Array | None,
+        keys_B: jax.Array | None,
+        number: jax.Array | int,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+    ) -> jax.Array:
+        c = self.config
+        return attention(
+            q,
+            k,
+            v,
+            window=c.attention_window,
+            soft_cap=c.attention_soft_cap,
+            segments_BT=segments_BT,
+            keep=self._attention_keep(number, keys_B),
+            dropout_rate=c.dropout,
+            backend=chosen.backend,
+        )
+
+    def _backend(self, asked: Literal["auto"] | Backend, segments: bool, dropout: bool) -> Choice:
+        c = self.config
+        return choose(
+            asked,
+            dtype=c.compute_dtype,
+            d_head=c.d_head,
+            soft_cap=c.attention_soft_cap,
+            segments=segments,
+            dropout=dropout,
+        )
+
     @_named("mlp")
-    def _mlp(self, w: Tree, x_BTD: jax.Array, keys_B: jax.Array | None, use: int) -> jax.Array:
+    def _mlp(self, w: Tree, x_BTD: jax.Array, keys_B: jax.Array | None, use: jax.Array | int) -> jax.Array:
         activation = layers.ACTIVATIONS[self.config.activation]
         up_BTF = layers.project(x_BTD, w["up"], w.get("up_bias"))
         if self.config.activation == "swiglu":
@@ -214,13 +312,15 @@ class Decoder:
         head = weights.get("head", {})
         return weights["embedding"]["tokens"] if self.config.tied else head["weight"], head.get("bias")
 
-    def _drop(self, site: str, x: jax.Array, keys_B: jax.Array | None, use: int) -> jax.Array:
+    def _drop(self, site: str, x: jax.Array, keys_B: jax.Array | None, use: jax.Array | int) -> jax.Array:
         return dropout(x, self.config.dropout, keys_B, use) if site in self.config.dropout_sites else x
 
-    def _attention_keep(
-        self, layer: int, keys_B: jax.Array | None
-    ) -> Callable[[int, tuple[int, ...]], jax.Array] | None:
-        if keys_B is None or not self.config.dropout or "attention" not in self.config.dropout_sites:
+    @property
+    def _drops_attention(self) -> bool:
+        return bool(self.config.dropout) and "attention" in self.config.dropout_sites
+
+    def _attention_keep(self, layer: jax.Array | int, keys_B: jax.Array | None) -> Keep | None:
+        if keys_B is None or not self._drops_attention:
             return None
         first = (layer + 1) * _USES_PER_LAYER + 3
         return lambda block, shape: keep_mask(shape, self.config.dropout, keys_B, first + block)

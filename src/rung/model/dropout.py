@@ -15,14 +15,14 @@ import jax.numpy as jnp
 _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: consecutive multiples are spread evenly over 32 bits
 
 
-def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None, use: int) -> jax.Array:
+def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None, use: jax.Array | int) -> jax.Array:
     """Zero each element with probability ``rate`` and scale the others by ``1 / (1 - rate)``.
 
     Args:
         x: [B, ...], any float dtype.
         rate: in [0, 1).
         keys_B: [B] typed PRNG keys, one a row of the batch; ``None`` turns dropout off.
-        use: a number for the place in the model, so that no two places share a mask.
+        use: a number for the place in the model, from 0, so that no two places share a mask.
     """
     if keys_B is None or rate == 0:
         return x
@@ -30,16 +30,16 @@ def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None, use: int) -> ja
     return jnp.where(keep, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))
 
 
-def keep_mask(shape: tuple[int, ...], rate: float, keys_B: jax.Array, use: int) -> jax.Array:
+def keep_mask(shape: tuple[int, ...], rate: float, keys_B: jax.Array, use: jax.Array | int) -> jax.Array:
     """Return a bool mask of ``shape`` [B, ...], false with probability ``rate``; arguments as for ``dropout``."""
     return random_bits(shape, keys_B, use) >= jnp.uint32(round(rate * 2**32))
 
 
-def random_bits(shape: tuple[int, ...], keys_B: jax.Array, use: int) -> jax.Array:
+def random_bits(shape: tuple[int, ...], keys_B: jax.Array, use: jax.Array | int) -> jax.Array:
     """Return uint32 bits of ``shape`` [B, ...], a function of each row's key, ``use`` and the element's position."""
     words_B2 = jax.random.key_data(keys_B).astype(jnp.uint32)
     words_B2 = words_B2[:, -2:]
-    low_B = _mix(words_B2[:, 0] ^ jnp.uint32(use * _GOLDEN & 0xFFFFFFFF))
+    low_B = _mix(words_B2[:, 0] ^ jnp.asarray(use, jnp.uint32) * jnp.uint32(_GOLDEN))
     high_B = _mix(words_B2[:, 1] + low_B)
     column = (shape[0],) + (1,) * (len(shape) - 1)
     counter = jax.lax.iota(jnp.uint32, math.prod(shape[1:])).reshape((1, *shape[1:]))
