@@ -134,6 +134,30 @@ def test_whole_numbers_are_numbers_and_one_text_is_a_list():
     assert config.model.dropout_sites == ()
 
 
+def test_another_optimizer_has_its_own_rate_and_as_much_decay():
+    base = c.override(Config(), {"train.learning_rate": 6e-4, "train.weight_decay": 0.1})
+    config, notes = c.adapt(base, {"train.optimizer": "lion"})
+    # Chen et al. 2023, section 5: a rate 3 to 10 times smaller, and a decay as many times larger.
+    ratio = 6e-4 / config.train.learning_rate
+    assert 3 <= ratio <= 10
+    assert config.train.weight_decay == pytest.approx(0.1 * ratio, rel=0.1)
+    assert [note.split(",")[1].strip() for note in notes] == ["as train.optimizer adamw -> lion"] * 2
+    back, _ = c.adapt(config, {"train.optimizer": "adamw"})
+    assert (back.train.learning_rate, back.train.weight_decay) == pytest.approx((6e-4, 0.1), rel=0.1)
+
+    given = {"train.optimizer": "lion", "train.learning_rate": 1.0, "train.weight_decay": 2.0}
+    config, notes = c.adapt(base, given)
+    assert (config.train.learning_rate, config.train.weight_decay, notes) == (1.0, 2.0, [])
+    assert c.adapt(base, {"train.optimizer": "adamw"}) == (base, [])
+    with pytest.raises(RungError, match=r"train\.optimizer"):
+        c.adapt(base, {"train.optimizer": "adam"})
+
+
+def test_a_file_that_names_an_optimizer_alone_has_its_rate(tmp_path):
+    (tmp_path / "lion.toml").write_text('[train]\noptimizer = "lion"\n', encoding="utf-8")
+    assert c.load(tmp_path / "lion.toml") == c.adapt(Config(), {"train.optimizer": "lion"})[0]
+
+
 def test_override_leaves_the_rest():
     base = c.preset("gpt2-small")
     changed = c.override(base, {"model.d_model": 100})
@@ -157,6 +181,7 @@ def test_override_leaves_the_rest():
             {"train.steps": 10, "train.schedule": "wsd", "train.warmup_steps": 5, "train.decay_steps": 6},
             ("train.warmup_steps 5", "train.decay_steps 6", "train.steps 10"),
         ),
+        ({"train.optimizer": "normuon", "model.n_layers": 0}, ("train.optimizer normuon", "model.n_layers is 0")),
         ({"train.batch_size": 8, "train.micro_batch_size": 3}, ("train.batch_size 8", "train.micro_batch_size 3")),
         ({"train.batch_size": 6, "mesh.data": 4}, ("6", "data=4")),
         ({"compute.attention": "cudnn"}, ("compute.attention cudnn", "model.compute_dtype float32")),

@@ -157,11 +157,13 @@ class TrainConfig:
     steps: int = setting(0, "optimizer steps; 0: from tokens or epochs", unit="steps", low=0)
     tokens: int = setting(0, "length of the run in target tokens, rounded up to steps", unit="tokens", low=0)
     epochs: float = setting(0.0, "length of the run in passes over the training text", unit="epochs", low=0)
-    optimizer: Literal["adamw", "muon"] = setting(
-        "adamw", "AdamW for all weights, or Muon for the hidden matrices and AdamW for the rest"
+    optimizer: Literal["adamw", "lion", "adafactor", "muon", "normuon"] = setting(
+        "adamw", "of all weights; Muon and NorMuon: of the hidden matrices, and AdamW of the rest"
     )
-    learning_rate: float = setting(1e-3, "peak learning rate (AdamW)", low=0)
-    muon_learning_rate: float = setting(0.02, "peak learning rate of the matrices under Muon", low=0)
+    learning_rate: float = setting(
+        1e-3, "peak learning rate; the default is AdamW's, and where another optimizer is named alone it follows", low=0
+    )
+    muon_learning_rate: float = setting(0.02, "peak learning rate of the matrices under Muon and NorMuon", low=0)
     final_learning_rate_ratio: float = setting(0.1, "learning rate at the last step over its peak", low=0, high=1)
     schedule: Literal["cosine", "linear", "constant", "wsd"] = setting(
         "cosine", "after warm-up; wsd is warm-up, stable, linear decay"
@@ -173,8 +175,12 @@ class TrainConfig:
     )
     decay_steps: int = setting(0, "wsd: length of the decay; 0: a fifth of the run", unit="steps", low=0)
     decay_tokens: int = setting(0, "wsd: length of the decay; instead of decay_steps", unit="tokens", low=0)
-    beta1: float = setting(0.9, "AdamW: decay of the mean of gradients", low=0, high=1, open_high=True)
-    beta2: float = setting(0.95, "AdamW: decay of the mean of squares", low=0, high=1, open_high=True)
+    beta1: float = setting(
+        0.9, "AdamW: decay of the mean of gradients; Lion: its part in an update", low=0, high=1, open_high=True
+    )
+    beta2: float = setting(
+        0.95, "AdamW: decay of the mean of squares; Lion: of the mean of gradients", low=0, high=1, open_high=True
+    )
     epsilon: float = setting(1e-8, "AdamW: added to the root of the mean square", low=0, open_low=True)
     weight_decay: float = setting(0.1, "decoupled, on matrices only, times the learning rate", low=0)
     label_smoothing: float = setting(
@@ -378,6 +384,8 @@ def load(path: str | Path) -> Config:
 def from_dict(values: Mapping[str, Any], base: Config | None = None, where: str = "config") -> Config:
     """Return ``base`` (default: all defaults) with the nested ``values`` put in.
 
+    Learning rate and weight decay follow the optimizer, as in ``adapt``.
+
     Raises:
         RungError: an unknown field (the hint names the nearest), or a value of another type.
     """
@@ -385,7 +393,8 @@ def from_dict(values: Mapping[str, Any], base: Config | None = None, where: str 
     for name in values:
         if name not in parts:
             raise RungError(f"{where}: unknown setting {name!r}", nearest(name, parts))
-    return override(base or Config(), dict(leaves(values)), where)
+    base, changes = base or Config(), dict(leaves(values))
+    return override(base, {**_following(base, changes), **changes}, where)
 
 
 def override(config: Config, changes: Mapping[str, Any], where: str = "config") -> Config:
@@ -402,6 +411,9 @@ def override(config: Config, changes: Mapping[str, Any], where: str = "config") 
     return config
 
 
+_RATES = {"adamw": 1.0, "lion": 0.15, "adafactor": 5.0, "muon": 2.0, "normuon": 2.0}
+"""Learning rates that do about the same, over AdamW's; of Muon and NorMuon for the weights that AdamW keeps."""
+
 _LENGTHS = ("train.steps", "train.tokens", "train.epochs")
 _WARMUPS = ("train.warmup_steps", "train.warmup_tokens", "train.warmup_fraction")
 
@@ -411,6 +423,7 @@ def adapt(base: Config, changes: Mapping[str, Any], where: str = "config") -> tu
 
     A length of the run (in steps, tokens or epochs) takes the place of the base's in whatever unit; so does a warm-up.
     A base whose warm-up or decay is in steps, made shorter or longer by ``train.steps`` alone, has them scaled with it.
+    Another optimizer alone gets a learning rate and a weight decay that do what those of the base do for its own.
 
     Raises:
         RungError: as ``override``.
@@ -420,6 +433,10 @@ def adapt(base: Config, changes: Mapping[str, Any], where: str = "config") -> tu
     for group in (_LENGTHS, _WARMUPS):
         if any(changes.get(path) for path in group):
             follow |= {path: type(value_at(base, path))(0) for path in group}
+    for path, new in _following(base, changes).items():
+        follow[path] = new
+        optimizers = f"{base.train.optimizer} -> {changes['train.optimizer']}"
+        notes.append(f"{path} {value_at(base, path):g} -> {new:g}, as train.optimizer {optimizers}")
     steps = changes.get("train.steps", 0)
     for path in ("train.warmup_steps", "train.decay_steps"):
         old = value_at(base, path)
@@ -427,6 +444,17 @@ def adapt(base: Config, changes: Mapping[str, Any], where: str = "config") -> tu
             follow[path] = round(old * steps / base.train.steps)
             notes.append(f"{path} {old} -> {follow[path]}, as train.steps {base.train.steps} -> {steps}")
     return override(base, {**follow, **changes}, where), notes
+
+
+def _following(base: Config, changes: Mapping[str, Any]) -> dict[str, float]:
+    """Return the learning rate and the weight decay that another optimizer takes, where they are not given with it."""
+    ratio = _RATES.get(str(changes.get("train.optimizer")), 0.0) / _RATES[base.train.optimizer]
+    if ratio in (0.0, 1.0):
+        return {}
+    # What decays in a step is the product of the two.
+    train = base.train
+    new = {"train.learning_rate": train.learning_rate * ratio, "train.weight_decay": train.weight_decay / ratio}
+    return {path: float(f"{value:.2g}") for path, value in new.items() if path not in changes}
 
 
 def checked(settings: Any, where: str = "flag") -> Any:
@@ -556,6 +584,11 @@ def _check_training(config: Config) -> None:
             f"train.warmup_steps {train.warmup_steps} + train.decay_steps {train.decay_steps} "
             f"is over train.steps {train.steps}",
             "shorten the warm-up or the decay",
+        )
+    if train.optimizer in ("muon", "normuon") and not config.model.n_layers:
+        raise RungError(
+            f"train.optimizer {train.optimizer} is for matrices of layers, and model.n_layers is 0",
+            "take another optimizer, as adamw",
         )
     micro = train.micro_batch_size or train.batch_size
     if train.batch_size % micro:

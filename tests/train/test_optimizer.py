@@ -1,8 +1,9 @@
-"""AdamW and Muon: who owns which weight, and the updates against numpy, torch and the definition."""
+"""Who owns which weight; AdamW with clipping, and Muon, against numpy, torch and the definition."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from rung.config import MeshConfig, TrainConfig, preset, preset_names, resolve
+from rung.errors import RungError
 from rung.mesh import make_mesh
 from rung.model import Decoder, Weight
 from rung.model.weights import flatten, unflatten
-from rung.train.optimizer import global_norm, make_optimizer
+from rung.train.optimizer import OWNERS, global_norm, group_rows, make_optimizer
 from rung.train.step import make_step
 
 TABLE = (
@@ -32,7 +34,7 @@ def random_tree(seed, scale=1.0):
     return {weight.path: (scale * random.normal(size=weight.shape)).astype(np.float32) for weight in TABLE}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", OWNERS)
 @pytest.mark.parametrize("name", preset_names())
 def test_every_weight_is_in_exactly_one_group(name, optimizer):
     config = resolve(preset(name))
@@ -41,11 +43,44 @@ def test_every_weight_is_in_exactly_one_group(name, optimizer):
     groups = make_optimizer(table, dataclasses.replace(config.train, optimizer=optimizer)).groups
     owned = [path for group in groups.values() for path in group.paths]
     assert sorted(owned) == sorted(weight.path for weight in table)
-    in_muon = set(groups["muon"].paths) if optimizer == "muon" else set()
+    assert set(groups) == ({optimizer, "adamw"} if "muon" in optimizer else {optimizer})
+    in_muon = set(groups[optimizer].paths) if "muon" in optimizer else set()
     # Muon is for matrices between hidden layers: not for embeddings, output layer, norms or biases.
     for weight in table:
         is_hidden = weight.path.startswith("layers.") and weight.n_inputs > 0
-        assert (weight.path in in_muon) == (is_hidden and optimizer == "muon")
+        assert (weight.path in in_muon) == (is_hidden and "muon" in optimizer)
+
+
+def test_the_choices_of_the_config_are_the_optimizers_there_are():
+    assert set(get_args(get_type_hints(TrainConfig)["optimizer"])) == set(OWNERS)
+
+
+@pytest.mark.parametrize("optimizer", OWNERS)
+def test_every_weight_of_a_flax_module_is_in_exactly_one_group(optimizer):
+    nnx = pytest.importorskip("flax.nnx")
+    from rung.exchange.flax_module import FlaxModel
+
+    class Bigram(nnx.Module):
+        def __init__(self, *, rngs):
+            self.table, self.out = nnx.Embed(7, 4, rngs=rngs), nnx.Linear(4, 7, rngs=rngs)
+
+        def __call__(self, tokens_BT):
+            return self.out(self.table(tokens_BT))
+
+    table, config = FlaxModel(lambda rngs: Bigram(rngs=rngs)).weights(), TrainConfig(optimizer=optimizer)
+    if "muon" in optimizer:  # a module does not say which of its matrices are between hidden layers
+        with pytest.raises(RungError, match=f"{optimizer}, and the model has no hidden matrices"):
+            make_optimizer(table, config)
+    else:
+        groups = make_optimizer(table, config).groups
+        assert sorted(path for group in groups.values() for path in group.paths) == sorted(w.path for w in table)
+
+
+def test_the_table_of_groups_for_people():
+    config = TrainConfig(optimizer="muon", learning_rate=0.01, muon_learning_rate=0.02, weight_decay=0.5)
+    rows = [tuple(row.values()) for row in group_rows(make_optimizer(TABLE, config))]
+    # rule, peak rate, decay, weights, parameters
+    assert rows == [("muon", 0.02, 0.5, 3, 72), ("adamw", 0.01, 0.5, 1, 28), ("adamw", 0.01, 0.0, 2, 10)]
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -56,7 +91,7 @@ def test_decay_is_for_matrices_only(name):
         assert weight.decay != is_vector
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", OWNERS)
 def test_with_no_gradient_only_matrices_shrink(optimizer):
     config = TrainConfig(optimizer=optimizer, learning_rate=0.01, muon_learning_rate=0.02, weight_decay=0.5)
     update = make_optimizer(TABLE, config)
@@ -65,7 +100,7 @@ def test_with_no_gradient_only_matrices_shrink(optimizer):
     none = jax.tree.map(jnp.zeros_like, weights)
     new, _ = jax.jit(update.update)(none, update.init(weights), weights, jnp.float32(0.5))
     for path, value in flatten(new).items():
-        rate = 0.02 if optimizer == "muon" and path.startswith("layers.") else 0.01
+        rate = 0.02 if "muon" in optimizer and path.startswith("layers.") else 0.01
         factor = 1 - 0.5 * rate * 0.5 if path in MATRICES else 1.0
         np.testing.assert_allclose(value, old[path] * factor, rtol=1e-6, err_msg=path)
 

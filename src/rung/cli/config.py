@@ -1,4 +1,4 @@
-"""``rung config``: show a preset with overrides, resolved, and its parameter count."""
+"""``rung config``: show a preset with overrides, resolved, its parameter count, and which rule updates what."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ def run(arguments: Sequence[str]) -> int:
         say(note)
     config = settings.resolve(config)
 
-    from rung.run.parameters import count_parameters
+    from rung.report.words import plural
+    from rung.run.parameters import count_parameters, optimizer_groups
 
     parameters = count_parameters(config, say)
-    text = f"# {parameters:,} parameters\n{settings.to_toml(config)}"
+    owners = "".join(
+        f"#   {row['rule']}: {plural(row['weights'], 'weight')}, {plural(row['parameters'], 'parameter')}, "
+        f"peak learning rate {row['learning_rate']:g}, weight decay {row['weight_decay']:g}\n"
+        for row in optimizer_groups(config)
+    )
+    text = f"# {parameters:,} parameters\n{owners}{settings.to_toml(config)}"
     print_result({"parameters": parameters, "config": settings.to_dict(config)}, parsed.json, text.rstrip())
     return 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rung.config import Config
 from rung.model import Decoder
 from rung.model.decoder import with_vocabulary
 from rung.model.weights import parameter_count
 from rung.run.prepare import Say
 from rung.tokens.tokenizer import Tokenizer
+from rung.train.optimizer import group_rows, make_optimizer
 
 
 def count_parameters(config: Config, say: Say) -> int:
@@ -41,6 +44,16 @@ def expected_vocabulary(config: Config) -> int:
     if wanted.kind == "byte":
         return Tokenizer.train([], wanted).vocab_size
     return wanted.vocab_size
+
+
+def optimizer_groups(config: Config) -> list[dict[str, Any]]:
+    """Return which rule has how many weights, at which peak rate and decay, for a resolved config.
+
+    Raises:
+        RungError: an optimizer that the model has no weights for.
+    """
+    table = Decoder(with_vocabulary(config.model, expected_vocabulary(config))).weights()
+    return group_rows(make_optimizer(table, config.train))
 
 
 def _count(config: Config, vocab_size: int) -> int:

@@ -1,8 +1,8 @@
-"""The optimizer: which weights each update rule owns, and the rules, which are optax's."""
+"""The optimizer: groups of weights, each with its update rule and its peak learning rate."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +12,71 @@ import optax
 
 from rung.config import TrainConfig
 from rung.errors import RungError
-from rung.model.weights import Tree, Weight, WeightTable, flatten, unflatten
+from rung.model.weights import Tree, Weight, WeightTable, flatten, parameter_count, unflatten
+from rung.train import rules
 
-_MUON_MOMENTUM = 0.95
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-_NEWTON_SCHULZ_STEPS = 5
+
+@dataclass(frozen=True)
+class Owner:
+    """One line of the table of groups: a rule, which weights it owns, and where its peak rate and decay stand."""
+
+    rule: rules.Rule
+    owns: Callable[[Weight], bool]
+    learning_rate: Callable[[TrainConfig], float] = lambda config: config.learning_rate
+
+
+def _all(weight: Weight) -> bool:
+    return True
+
+
+def _hidden(weight: Weight) -> bool:
+    return weight.hidden
+
+
+def _not_hidden(weight: Weight) -> bool:
+    return not weight.hidden
+
+
+def _matrix_rate(config: TrainConfig) -> float:
+    return config.muon_learning_rate
+
+
+OWNERS: dict[str, dict[str, Owner]] = {
+    "adamw": {"adamw": Owner(rules.adamw, _all)},
+    "lion": {"lion": Owner(rules.lion, _all)},
+    "adafactor": {"adafactor": Owner(rules.adafactor, _all)},
+    "muon": {
+        "muon": Owner(rules.muon, _hidden, _matrix_rate),
+        "adamw": Owner(rules.adamw, _not_hidden),
+    },
+    "normuon": {
+        "normuon": Owner(rules.normuon, _hidden, _matrix_rate),
+        "adamw": Owner(rules.adamw, _not_hidden),
+    },
+}
+"""For each ``train.optimizer`` its groups by name, which is also where a checkpoint has their state."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Weights that share an update rule: their paths, the rule without its learning rate, and the peak rate."""
+    """Weights that share an update rule.
 
-    paths: tuple[str, ...]
+    Attributes:
+        weights: those of the group.
+        rule: what turns their gradients into directions, decay included.
+        learning_rate: peak.
+        weight_decay: of those that the weight table lets decay.
+    """
+
+    weights: tuple[Weight, ...]
     rule: optax.GradientTransformation
     learning_rate: float
+    weight_decay: float
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the group's weights."""
+        return tuple(weight.path for weight in self.weights)
 
 
 @dataclass(frozen=True)
@@ -56,89 +107,44 @@ class Optimizer:
 def make_optimizer(table: WeightTable, config: TrainConfig) -> Optimizer:
     """Return the optimizer that ``config`` names, for the weights of ``table``.
 
-    AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101. Muon: Jordan et al. 2024, for the hidden matrices, scaled by
-    sqrt(max(1, outputs / inputs)); embeddings, the output layer, norms and biases stay with AdamW. Weight decay acts on
-    the weights whose table entry says so.
+    ``rung.train.rules`` has the rules with their papers. Muon and NorMuon are for the hidden matrices; embeddings, the
+    output layer, norms and biases stay with AdamW. Weight decay acts on the weights whose table entry says so.
 
     Raises:
         RungError: Muon for a model without hidden matrices.
     """
-    if config.optimizer == "muon" and not any(weight.hidden for weight in table):
-        raise RungError("train.optimizer is muon, and the model has no hidden matrices", "take adamw")
-    hidden = [weight for weight in table if weight.hidden and config.optimizer == "muon"]
-    rest = [weight for weight in table if weight not in hidden]
-    groups = {"adamw": Group(_paths(rest), _adamw(rest, config), config.learning_rate)}
-    if hidden:
-        groups["muon"] = Group(_paths(hidden), _muon(hidden, config), config.muon_learning_rate)
+    groups = {}
+    for name, owner in OWNERS[config.optimizer].items():
+        owned = tuple(weight for weight in table if owner.owns(weight))
+        if not owned and owner.owns is _hidden:
+            raise RungError(f"train.optimizer is {name}, and the model has no hidden matrices", "take adamw")
+        groups[name] = Group(owned, owner.rule(owned, config), owner.learning_rate(config), config.weight_decay)
     return Optimizer(groups)
 
 
-def _adamw(weights: list[Weight], config: TrainConfig) -> optax.GradientTransformation:
-    return optax.chain(
-        optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
-        _decay(weights, config),
-    )
-
-
-def _muon(weights: list[Weight], config: TrainConfig) -> optax.GradientTransformation:
-    return optax.chain(
-        optax.trace(_MUON_MOMENTUM, nesterov=True),
-        optax.stateless(lambda updates, _: _orthogonal(updates, weights)),
-        _scaled_by_shape(weights),
-        _decay(weights, config),
-    )
-
-
-def _orthogonal(updates: dict[str, jax.Array], weights: list[Weight]) -> dict[str, jax.Array]:
-    """Return each matrix with its singular values brought to about 1.
-
-    Matrices of one shape are stacked and go through the iteration together: a few large products are faster than many
-    small ones.
-    """
-    stacks: dict[tuple[int, int], list[Weight]] = {}
-    for weight in weights:
-        stacks.setdefault((weight.size // weight.fan_in, weight.fan_in), []).append(weight)
-    result = {}
-    for shape, members in stacks.items():
-        stack = jnp.stack([updates[weight.path].reshape(shape) for weight in members])
-        for weight, matrix in zip(members, newton_schulz(stack), strict=True):
-            result[weight.path] = matrix.reshape(weight.shape)
-    return result
-
-
-def newton_schulz(stack: jax.Array) -> jax.Array:
-    """Return a stack of matrices [n, rows, columns] with singular values brought to about 1 (within 0.7 to 1.2).
-
-    A quintic Newton-Schulz iteration whose coefficients favour a steep slope at 0 over convergence to exactly 1, as in
-    Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
-    """
-    a, b, c = _NEWTON_SCHULZ
-    wide = stack.shape[1] <= stack.shape[2]
-    x = stack if wide else jnp.swapaxes(stack, 1, 2)
-    x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + 1e-7)
-    for _ in range(_NEWTON_SCHULZ_STEPS):
-        square = jnp.einsum("nij,nkj->nik", x, x)
-        x = a * x + (b * square + c * square @ square) @ x
-    return x if wide else jnp.swapaxes(x, 1, 2)
-
-
-def _scaled_by_shape(weights: list[Weight]) -> optax.GradientTransformation:
-    scales = {weight.path: math.sqrt(max(1.0, weight.size / weight.fan_in**2)) for weight in weights}
-    return optax.stateless(lambda updates, _: {path: scales[path] * update for path, update in updates.items()})
-
-
-def _decay(weights: list[Weight], config: TrainConfig) -> optax.GradientTransformation:
-    return optax.add_decayed_weights(config.weight_decay, {weight.path: weight.decay for weight in weights})
-
-
-def _paths(weights: list[Weight]) -> tuple[str, ...]:
-    return tuple(weight.path for weight in weights)
-
-
-def _of(group: Group, flat: dict[str, Any]) -> dict[str, Any]:
-    return {path: flat[path] for path in group.paths}
+def group_rows(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return who owns what, for people: a row for each rule and decay, with the number of weights and parameters."""
+    rows = []
+    for name, group in optimizer.groups.items():
+        for decay in (group.weight_decay, 0.0):
+            weights = [weight for weight in group.weights if weight.decay == bool(decay)]
+            if weights:
+                rows.append(
+                    {
+                        "rule": name,
+                        "learning_rate": group.learning_rate,
+                        "weight_decay": decay,
+                        "weights": len(weights),
+                        "parameters": parameter_count(tuple(weights)),
+                    }
+                )
+    return rows
 
 
 def global_norm(tree: Tree) -> jax.Array:
     """Return the Euclidean norm of all leaves together, in float32."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)))
+
+
+def _of(group: Group, flat: dict[str, Any]) -> dict[str, Any]:
+    return {path: flat[path] for path in group.paths}
