@@ -19,6 +19,7 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -43,7 +44,8 @@ TOKENS = 1_000_000  # random ones, of the shape's vocabulary
 OUTSIDE_LOAD = 0.03  # of all processors; a turn with more is no measurement
 TRIES = 3  # times the rounds asked for, before the least loaded ones have to do
 TURN_SECONDS = 2.0  # of the slower side, but at least one step
-TRIAL_ROUNDS = 3
+TRIAL_SECONDS = 1.5
+TRIAL_ROUNDS = 3  # or one, where a step takes longer
 
 # What `rung` asks of the C library at its start, for a program that does not (src/rung/host.py).
 KEEP_FREED = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
@@ -121,13 +123,21 @@ SHAPES = {
     ),
 }  # fmt: skip
 
-WAYS = {
-    "eager": ([], {}),
-    "eager, freed memory kept": ([], KEEP_FREED),
-    "compiled": (["--compile"], {}),
-    "compiled, freed memory kept": (["--compile"], KEEP_FREED),
-}
-"""How PyTorch may compute: flags of ``peer_torch.py``, and its environment."""
+
+@dataclass(frozen=True)
+class Way:
+    """How PyTorch may compute."""
+
+    compiled: bool = False
+    keeps_memory: bool = False  # its allocator, of what is freed
+
+    def __str__(self) -> str:
+        return ("compiled" if self.compiled else "eager") + (", freed memory kept" if self.keeps_memory else "")
+
+    def start(self, shape: Shape, cache: str) -> Program:
+        """Start the peer, what it compiles in a folder of its own."""
+        environment = {"TORCHINDUCTOR_CACHE_DIR": cache, **(KEEP_FREED if self.keeps_memory else {})}
+        return Program(shape.peer(*["--compile"] * self.compiled), environment)
 
 
 def main() -> None:
@@ -174,23 +184,19 @@ def main() -> None:
 def measure(shape: Shape, rounds: int, seconds: float, cache: str, *, quick: bool) -> dict[str, Any]:
     """Return what was measured of a shape, in ``rounds`` rounds in turns of about so many ``seconds``."""
     warn(f"\n{shape.title}")
-    way, trial = ("eager", {}) if quick else choose_way(shape, seconds, cache)
-    flags, environment = WAYS[way]
-    programs = {
-        # What compilation costs is measured: nothing kept from before, on either side.
-        "ours": Program(shape.ours(), {"JAX_ENABLE_COMPILATION_CACHE": "false"}),
-        "torch": Program(shape.peer(*flags), {**environment, "TORCHINDUCTOR_CACHE_DIR": cache}),
-    }
     missing = why_no_transformers(shape)
-    if missing:
-        warn(f"without transformers: {missing}")
-    else:
-        programs["transformers"] = Program(shape.peer("--transformers"))
+    way, torch, trial = choose_way(shape, cache, [] if quick else [{"keeps_memory": True}, {"compiled": True}])
+    programs = {"torch": torch}
     try:
-        compiling = {name: warm_up(program) for name, program in programs.items()}
-        if way in trial:  # in which the cache was empty
-            compiling["torch"]["compile_seconds"] = trial[way]["compile_seconds"]
-        steps = max(1, round(seconds / max(one["step_seconds"] for one in compiling.values())))
+        # What compilation costs is measured: nothing kept from before, on either side.
+        programs["ours"] = Program(shape.ours(), {"JAX_ENABLE_COMPILATION_CACHE": "false"})
+        if missing:
+            warn(f"without transformers: {missing}")
+        else:
+            programs["transformers"] = Program(shape.peer("--transformers"))
+        begun = {name: warm_up(program) for name, program in programs.items() if name != "torch"}
+        begun["torch"] = trial[way]
+        steps = max(1, round(seconds / max(one["step_seconds"] for one in begun.values())))
         kept, dropped = in_turns(programs, rounds, steps, tries=1 if quick else TRIES)
         memory = {name: program.ask("memory") for name, program in programs.items()}
     finally:
@@ -199,10 +205,10 @@ def measure(shape: Shape, rounds: int, seconds: float, cache: str, *, quick: boo
     return {
         "title": shape.title,
         **summarize(kept),
-        "peer": way,
-        "trial": {name: one["tokens_per_second"] for name, one in trial.items()},
+        "peer": str(way),
+        "trial": {str(one): found["tokens_per_second"] for one, found in trial.items() if "tokens_per_second" in found},
         "transformers": missing or "eager",
-        "compile_seconds": {name: one["compile_seconds"] for name, one in compiling.items()},
+        "compile_seconds": {name: one["compile_seconds"] for name, one in begun.items()},
         "peak_bytes": {name: one["peak_bytes"] for name, one in memory.items()},
         "steps_a_turn": steps,
         "rounds": kept,
@@ -210,42 +216,42 @@ def measure(shape: Shape, rounds: int, seconds: float, cache: str, *, quick: boo
     }
 
 
-def choose_way(shape: Shape, seconds: float, cache: str) -> tuple[str, dict[str, Any]]:
-    """Return the fastest of ``WAYS``, and of those tried tokens a second in a short trial in turns, and compile time.
+def choose_way(
+    shape: Shape, cache: str, changes: Sequence[dict[str, bool]]
+) -> tuple[Way, Program, dict[Way, dict[str, float]]]:
+    """Return the fastest way, its program, and what a short trial found of all that were tried.
 
-    The allocator is chosen first, eager, and with it whether to compile; so no more than two models are in memory.
+    Each of the ``changes`` is tried on the best so far, in turns with it; so no more than two models are in memory.
     """
-    trial: dict[str, Any] = {}
-
-    def faster(ways: Sequence[str]) -> str:
-        programs = {}
-        for way in ways:
-            flags, environment = WAYS[way]
-            program = Program(shape.peer(*flags), {**environment, "TORCHINDUCTOR_CACHE_DIR": cache})
-            try:
-                trial[way] = warm_up(program)
-                programs[way] = program
-            except RuntimeError as error:
-                warn(f"PyTorch {way} does not run here: {error}")
-        steps = max(1, round(seconds / 2 / max(trial[way]["step_seconds"] for way in programs)))
-        answers = [{way: program.ask(f"go {steps}") for way, program in programs.items()} for _ in range(TRIAL_ROUNDS)]
-        for way, program in programs.items():
-            program.close()
-            rates = [turn[way]["tokens"] / turn[way]["seconds"] for turn in answers]
-            trial[way]["tokens_per_second"] = statistics.median(rates)
-        return max(programs, key=lambda way: trial[way]["tokens_per_second"])
-
-    eager = faster(["eager", "eager, freed memory kept"])
-    best = faster([eager, eager.replace("eager", "compiled")])
-    shown = "; ".join(f"{way} {one['tokens_per_second']:,.0f}" for way, one in trial.items())
+    best = Way()
+    program = best.start(shape, cache)
+    trial = {best: warm_up(program)}
+    for change in changes:
+        way = dataclasses.replace(best, **change)
+        other = way.start(shape, cache)
+        try:
+            trial[way] = warm_up(other)
+        except RuntimeError as error:
+            warn(f"PyTorch {way} does not run here: {error}")
+            continue
+        slower = max(trial[best]["step_seconds"], trial[way]["step_seconds"])
+        steps = max(1, round(TRIAL_SECONDS / slower))
+        for at, one in ((best, program), (way, other)) * (TRIAL_ROUNDS if slower < TRIAL_SECONDS else 1):
+            answer = one.ask(f"go {steps}")
+            rate = answer["tokens"] / answer["seconds"]
+            trial[at]["tokens_per_second"] = max(rate, trial[at].get("tokens_per_second", 0.0))
+        if trial[way]["tokens_per_second"] > trial[best]["tokens_per_second"]:
+            best, program, other = way, other, program
+        other.close()
+    shown = "; ".join(f"{way} {found.get('tokens_per_second', math.nan):,.0f}" for way, found in trial.items())
     warn(f"PyTorch, tokens/s in a trial: {shown}")
-    return best, trial
+    return best, program, trial
 
 
 def warm_up(program: Program) -> dict[str, float]:
     """Train the first steps; returns seconds of compilation, which are those of the first step beyond a later one."""
     first = program.ask("go 1")["seconds"]
-    later = min(program.ask("go 1")["seconds"] for _ in range(2))
+    later = program.ask("go 1")["seconds"]
     return {"compile_seconds": max(0.0, first - later), "step_seconds": later}
 
 
