@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,8 +102,9 @@ def cached_attention(
     back_BTS = positions_BT[:, :, None] - jnp.arange(k_BSGK.shape[1])
     seen_BTS = (back_BTS >= 0) & (back_BTS < window) if window else back_BTS >= 0
     q_BGRTK, seen = _grouped(q_BTHK, k_BSGK.shape[2]), seen_BTS[:, None, None]
+    form = _Form(soft_cap=soft_cap, precision=matmul_precision())
     k_BGSK, v_BGSK = jnp.swapaxes(k_BSGK, 1, 2), jnp.swapaxes(v_BSGK, 1, 2)
-    return _ungrouped(_attend(q_BGRTK, k_BGSK, v_BGSK, seen, None, 0.0, soft_cap, matmul_precision()))
+    return _ungrouped(_attend(q_BGRTK, k_BGSK, v_BGSK, seen, None, form))
 
 
 # The choice of a backend
@@ -243,6 +244,8 @@ def query_blocks(n_queries: int, n_keys: int, causal: bool, window: int) -> list
 def _blocked(q_BTHK, k_BSGK, v_BSGK, causal, window, soft_cap, segments, keep, dropout_rate):
     k_BGSK, v_BGSK = jnp.swapaxes(k_BSGK, 1, 2), jnp.swapaxes(v_BSGK, 1, 2)
     q_BGRTK = _grouped(q_BTHK, k_BGSK.shape[1])
+    hidden_rows = segments is not None and segments[0] is not segments[1]  # else each query sees itself at least
+    form = _Form(dropout_rate, soft_cap, hidden_rows, matmul_precision())
     outputs = []
     for number, block in enumerate(query_blocks(q_BTHK.shape[1], k_BSGK.shape[1], causal, window)):
         queries, keys = slice(block.start, block.stop), slice(block.first, block.last)
@@ -250,7 +253,7 @@ def _blocked(q_BTHK, k_BSGK, v_BSGK, causal, window, soft_cap, segments, keep, d
         keep_BGRts = None if keep is None else keep(number, (*q_BGRtK.shape[:4], block.last - block.first))
         seen = _seen(block, causal, window, segments)
         k_BGsK, v_BGsK = k_BGSK[:, :, keys], v_BGSK[:, :, keys]
-        outputs.append(_attend(q_BGRtK, k_BGsK, v_BGsK, seen, keep_BGRts, dropout_rate, soft_cap, matmul_precision()))
+        outputs.append(_attend(q_BGRtK, k_BGsK, v_BGsK, seen, keep_BGRts, form))
     return _ungrouped(jnp.concatenate(outputs, 3) if len(outputs) > 1 else outputs[0])
 
 
@@ -258,8 +261,8 @@ def _seen(block, causal, window, segments):
     """Return which keys of a block its queries see: bool, to be broadcast to [B, G, R, t, s]; ``None``: all of them."""
     seen = None
     if causal:
-        back_ts = jnp.arange(block.start, block.stop)[:, None] - jnp.arange(block.first, block.last)[None, :]
-        seen = (back_ts >= 0) & (back_ts < window) if window else back_ts >= 0
+        t, s = jnp.arange(block.start, block.stop)[:, None], jnp.arange(block.first, block.last)[None, :]
+        seen = (t >= s) & (t - s < window) if window else t >= s
     if segments is not None:
         of_queries, of_keys = segments
         same_Bts = of_queries[:, block.start : block.stop, None] == of_keys[:, None, block.first : block.last]
@@ -267,8 +270,17 @@ def _seen(block, causal, window, segments):
     return seen
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def _attend(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate, soft_cap, precision):
+class _Form(NamedTuple):
+    """What of attention is known when it is compiled; ``hidden_rows``: a query may see no key at all."""
+
+    rate: float = 0.0
+    soft_cap: float = 0.0
+    hidden_rows: bool = False
+    precision: str | None = None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, form):
     """Return attention [B, G, R, T, K] of queries that are scaled already.
 
     Its gradient is written out, because the normalised weights need not be made: their sum is divided out of the
@@ -276,35 +288,40 @@ def _attend(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate, soft_cap, precision
     (Dao et al. 2022, arXiv:2205.14135, appendix B), which are shorter; but XLA on a CPU then computes each of them anew
     for every key.
     """
-    return _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate, soft_cap, precision)[0]
+    return _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, form)[0]
 
 
-def _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, rate, soft_cap, precision):
-    scores = _scores(q_BGRTK, k_BGSK, precision)
-    if soft_cap:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
+def _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, form):
+    scores = _scores(q_BGRTK, k_BGSK, form)
+    if form.soft_cap:
+        scores = form.soft_cap * jnp.tanh(scores / form.soft_cap)
     if seen is not None:
         scores = jnp.where(seen, scores, MASKED)
-    # A row that sees no key has the exponents exp(MASKED / 2) = 0; any other sums to 1 or more.
-    exps = jnp.exp(scores - jnp.maximum(jnp.max(scores, -1, keepdims=True), MASKED / 2))
-    inverse_sum = 1 / jnp.maximum(jnp.sum(exps, -1, keepdims=True), 1)
+    largest = jnp.max(scores, -1, keepdims=True)
+    if form.hidden_rows:  # their weights are exp(MASKED / 2) = 0
+        largest = jnp.maximum(largest, MASKED / 2)
+    exps = jnp.exp(scores - largest)
+    sums = jnp.sum(exps, -1, keepdims=True)
+    inverse_sum = 1 / (jnp.maximum(sums, 1) if form.hidden_rows else sums)  # a row that sees a key sums to 1 or more
     exps = exps.astype(v_BGSK.dtype)
-    y = _einsum("BGRTS,BGSK->BGRTK", _kept(exps, keep_BGRTS, rate), v_BGSK, precision, jnp.float32)
+    kept = _kept(exps, keep_BGRTS, form.rate)
+    y = _einsum("BGRTS,BGSK->BGRTK", kept, v_BGSK, form.precision, jnp.float32)
     y = (y * inverse_sum).astype(v_BGSK.dtype)
     return y, (q_BGRTK, k_BGSK, v_BGSK, keep_BGRTS, exps, inverse_sum)
 
 
-def _attend_backward(rate, soft_cap, precision, saved, dy):
+def _attend_backward(form, saved, dy):
+    precision = form.precision
     q_BGRTK, k_BGSK, v_BGSK, keep_BGRTS, exps, inverse_sum = saved
     dy = (dy * inverse_sum).astype(v_BGSK.dtype)
-    dv_BGSK = _einsum("BGRTS,BGRTK->BGSK", _kept(exps, keep_BGRTS, rate), dy, precision)
+    dv_BGSK = _einsum("BGRTS,BGRTK->BGSK", _kept(exps, keep_BGRTS, form.rate), dy, precision)
     d_exps = _einsum("BGRTK,BGSK->BGRTS", dy, v_BGSK, precision, jnp.float32)
-    weighted = exps * _kept(d_exps, keep_BGRTS, rate)
+    weighted = exps * _kept(d_exps, keep_BGRTS, form.rate)
     row_sums = jnp.sum(weighted.astype(jnp.float32), -1, keepdims=True)
     d_scores = weighted - exps * (row_sums * inverse_sum)
-    if soft_cap:
+    if form.soft_cap:
         # Made anew: that costs a product, and to keep them the memory of the weights once more.
-        d_scores = d_scores * (1 - jnp.tanh(_scores(q_BGRTK, k_BGSK, precision) / soft_cap) ** 2)
+        d_scores = d_scores * (1 - jnp.tanh(_scores(q_BGRTK, k_BGSK, form) / form.soft_cap) ** 2)
     d_scores = d_scores.astype(q_BGRTK.dtype)
     dq_BGRTK = _einsum("BGRTS,BGSK->BGRTK", d_scores, k_BGSK, precision)
     dk_BGSK = _einsum("BGRTS,BGRTK->BGSK", d_scores, q_BGRTK, precision)
@@ -314,8 +331,8 @@ def _attend_backward(rate, soft_cap, precision, saved, dy):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _scores(q_BGRTK, k_BGSK, precision):
-    return _einsum("BGRTK,BGSK->BGRTS", q_BGRTK, k_BGSK, precision, jnp.float32)
+def _scores(q_BGRTK, k_BGSK, form):
+    return _einsum("BGRTK,BGSK->BGRTS", q_BGRTK, k_BGSK, form.precision, jnp.float32)
 
 
 def _einsum(subscripts, one, other, precision, dtype=None):
