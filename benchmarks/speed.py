@@ -435,6 +435,7 @@ def plot(entries: Sequence[dict[str, Any]]) -> None:
                 axis.errorbar(at, middle, reach, marker="o", markersize=4, linewidth=1, capsize=2, label=name)
         axis.set_title(title, fontsize=10)
         axis.set_xticks(range(len(entries)), [f"{e['date'][:10]}\n{e['commit'][:7]}" for e in entries], fontsize=7)
+        axis.set_xlim(-0.5, len(entries) - 0.5)
         axis.grid(alpha=0.3)
     axes[0].axhline(1, color="black", linewidth=1)
     axes[1].set_ylim(0, 1.05)

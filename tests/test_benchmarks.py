@@ -145,7 +145,7 @@ def test_the_load_of_others_is_told_from_a_programs_own(load):
     for other in others:
         other.kill()
         other.wait()
-    assert beside > 0.2
+    assert beside * os.cpu_count() > 0.4  # processors
     assert 0 <= alone <= 1
 
 
@@ -225,7 +225,7 @@ def test_the_script_for_a_gpu_works_on_a_cpu_with_a_tiny_model():
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
