@@ -33,6 +33,7 @@ def naive(x_BTD, head_VD, bias_V, targets_BT, soft_cap, smoothing, z_loss):
 
 B, T, V, D = 3, 7, 64, 5
 OPTIONS = {"soft_cap": 3.0, "label_smoothing": 0.1, "z_loss": 0.05}
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # there are many programs
 FACTOR = 0.7  # beside the sum, as when a mean is taken: it reaches every gradient
 
 
@@ -49,7 +50,7 @@ def ours(chosen, positions):
             patch.setattr(losses, "chunk_bytes", lambda device: positions * B * V * 4)
             return *jax.value_and_grad(sums, has_aux=True)(weights, targets), sums(weights, targets)[0]
 
-    return jax.jit(both)
+    return jax.jit(both, compiler_options=QUICKLY)
 
 
 @functools.cache
@@ -60,7 +61,7 @@ def exact(chosen):
         objective, plain = naive(*weights, targets, *(OPTIONS[name] if name in chosen else 0 for name in OPTIONS))
         return FACTOR * objective, plain
 
-    return jax.jit(jax.value_and_grad(sums, has_aux=True))
+    return jax.jit(jax.value_and_grad(sums, has_aux=True), compiler_options=QUICKLY)
 
 
 def wide(tree):

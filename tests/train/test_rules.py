@@ -166,7 +166,7 @@ class Linear:
         return sum(jax.tree.leaves(terms)), jnp.int32(1), {}
 
 
-@pytest.mark.parametrize("name", OWNERS)
+@pytest.mark.parametrize("name", ["lion", "adafactor", "normuon"])  # the others' state is that of parts of these
 def test_its_state_goes_through_a_checkpoint_and_stays_on_a_bad_step(name, tmp_path):
     config = dataclasses.replace(CONFIG, optimizer=name, batch_size=1)
     model, mesh = Linear(), make_mesh(MeshConfig())
