@@ -62,16 +62,16 @@ TASKS = {
 
 BEST: dict[str, dict[str, dict[str, float]]] = {
     "shakespeare": {
-        "adamw": {"learning_rate": 6e-3, "weight_decay": 0.1},
+        "adamw": {"learning_rate": 2e-3, "weight_decay": 0.1},
         "lion": {"learning_rate": 1e-3, "weight_decay": 0.5},
-        "adafactor": {"learning_rate": 3e-2, "weight_decay": 0.01},
+        "adafactor": {"learning_rate": 1e-1, "weight_decay": 0.01},
         "muon": {},
         "normuon": {},
     },
     "austen": {
-        "adamw": {"learning_rate": 4e-3, "weight_decay": 0.1},
+        "adamw": {"learning_rate": 2e-3, "weight_decay": 0.1},
         "lion": {"learning_rate": 6e-4, "weight_decay": 0.5},
-        "adafactor": {"learning_rate": 2e-2, "weight_decay": 0.01},
+        "adafactor": {"learning_rate": 6e-2, "weight_decay": 0.01},
         "muon": {},
         "normuon": {},
     },
