@@ -1,20 +1,27 @@
-"""The process: an allocator for programs that ask for the same large blocks again and again; interrupts that count."""
+"""The process: an allocator for programs that ask for the same large blocks again and again; kept compilations; interrupts
+that count."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
+import platform
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Parameters of mallopt in the GNU C library (malloc.h).
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _M_ARENA_MAX = -8
+
+_CACHE_BYTES = 1 << 30
 
 
 def keep_freed_memory() -> None:
@@ -28,13 +35,29 @@ def keep_freed_memory() -> None:
     own gives large blocks back all the same. (From outside a process the same is done by the environment variables
     ``MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647``.)
     """
-    if sys.platform != "linux":
-        return
-    library = ctypes.CDLL(None)
-    if hasattr(library, "gnu_get_libc_version"):
+    library = _gnu_c_library()
+    if library is not None:
         library.mallopt(_M_ARENA_MAX, 1)
         library.mallopt(_M_MMAP_MAX, 0)
         library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def keep_compilations() -> None:
+    """Let JAX keep compiled programs in the user's cache folder, for the next process; call it before JAX is imported.
+
+    A program is found there by what it computes, the versions and the options; the folder is the machine's own, since
+    code for one processor need not run on another. It holds a gibibyte at most, of which the longest unused go first.
+    ``JAX_COMPILATION_CACHE_DIR`` names another folder, and ``JAX_ENABLE_COMPILATION_CACHE=0`` keeps nothing.
+    """
+    folder = _cache_folder() / "compiled" / _processor()
+    with contextlib.suppress(OSError):  # no home, or one that cannot be written: nothing is kept
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
+            os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(_CACHE_BYTES))
+            os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    # On a full disk, say: what was compiled serves all the same.
+    warnings.filterwarnings("ignore", message=".*persistent compilation cache")
 
 
 @contextlib.contextmanager
@@ -62,3 +85,28 @@ def interrupts_heard() -> Iterator[None]:
         sys.unraisablehook = hook
         for timer in again:
             timer.cancel()
+
+
+def _gnu_c_library() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None
+
+
+def _cache_folder() -> Path:
+    """Return where the system wants a user's caches to be."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "rung"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "rung"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rung"
+
+
+def _processor() -> str:
+    """Return a name for this kind of processor: its architecture, and a digest of what it says it can."""
+    abilities = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        abilities = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()}-{hashlib.sha256(abilities.encode()).hexdigest()[:12]}"

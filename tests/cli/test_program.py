@@ -144,3 +144,30 @@ def test_a_signal_before_training_leaves_nothing(number, tmp_path):
     assert process.returncode == 1
     assert b"Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+@pytest.mark.medium
+def test_compilations_are_kept_in_the_users_cache_and_change_no_bit(text, tmp_path):
+    """Cold, warm, with every kept program damaged, and where nothing can be kept: the same weights."""
+    tiny = ("--model.d-model", "32", "--model.n-layers", "1", "--model.n-heads", "2", "--steps", "2", "--json")
+    env = environment(XDG_CACHE_HOME=str(tmp_path / "cache"))
+    for name in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+        env.pop(name, None)
+
+    def weights(name: str, **changes: str) -> bytes:
+        done = start("train", text, *tiny, "--run", tmp_path / name, env=env | changes)
+        assert done.returncode == 0, done.stderr
+        assert b"Warning" not in done.stderr and b"Traceback" not in done.stderr
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    cold = weights("cold")
+    kept = list((tmp_path / "cache/rung/compiled").rglob("*-cache"))
+    used = next((tmp_path / "cache").rglob("jit_step-*-atime"))
+    before = used.read_bytes()
+    assert weights("warm") == cold
+    assert used.read_bytes() != before  # it was found there
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:100])
+    assert weights("damaged") == cold
+    (tmp_path / "file").touch()
+    assert weights("nowhere", XDG_CACHE_HOME=str(tmp_path / "file")) == cold

@@ -396,3 +396,22 @@ def test_weights_really_train():
     for path, weight in flatten(state["weights"]).items():
         assert not np.array_equal(weight, start[path]), path
     assert all(np.isfinite(metrics["loss_sum"]) for metrics in seen)
+
+
+def test_the_loop_moves_nothing_unasked():
+    """No array goes to or from the device but those that are placed there or read, and no read waits for the last."""
+    step, start, put = compiled()
+    state, order = start(), []
+    step(start(), put(batch_of(0)))  # compiled, with its constants where they belong
+    loop = loop_of(5, emit=lambda event: order.append("read") if isinstance(event, events.StepDone) else None)
+
+    def given(state, batch):
+        order.append("given")
+        return step(state, batch)
+
+    loop.step = given
+    with jax.transfer_guard("disallow"):
+        _, progress, _ = loop.run(state, Progress())
+    assert progress.step == 5
+    # The device has its next step before the numbers of the one before are waited for; the last is read by itself.
+    assert order == ["given", "given", "read", "given", "read", "given", "read", "read", "given", "read"]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rung.errors import BEGINS_AGAIN, GOES_ON, RungError, nearest
-from rung.host import interrupts_heard, keep_freed_memory
+from rung.host import interrupts_heard, keep_compilations, keep_freed_memory
 
 COMMANDS = {
     "demo": "train on six novels of Jane Austen and write a report: the whole of Rung in minutes",
@@ -92,6 +92,7 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise RungError(f"unknown command {name!r}", nearest(name, COMMANDS))
     keep_freed_memory()
+    keep_compilations()
     # Text in and out is UTF-8 whatever the locale says.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
