@@ -1,5 +1,4 @@
-"""The process: an allocator for programs that ask for the same large blocks again and again; kept compilations; interrupts
-that count."""
+"""The process: an allocator for large blocks asked for again and again; kept compilations; interrupts that count."""
 
 from __future__ import annotations
 
