@@ -86,7 +86,7 @@ def observe(marks: mmap.mmap) -> None:
     for owner, name, phase in (
         (checkpoint.Checkpoints, "restore", "restoring the checkpoint"),
         (training, "truncate_after", "cutting the log"),
-        (training, "compile_step", "compiling the step"),
+        (training.Compiling, "step", "compiling the step"),
         (Loop, "_evaluate", "validating"),
         (training.BestWeights, "write", "writing the best weights"),
         (Loop, "_sample", "sampling"),

@@ -33,6 +33,9 @@ _FREE = (
     "checkpoint.",
     "track.",
     "mesh.",
+    "compute.attention",
+    "compute.remat",
+    "compute.scan_layers",
 )
 
 

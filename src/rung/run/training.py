@@ -21,7 +21,7 @@ from rung.decode.text import complete
 from rung.disk import cannot
 from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
-from rung.mesh import make_mesh
+from rung.mesh import batch_sharding, make_mesh
 from rung.model import Decoder
 from rung.model.losses import Objective
 from rung.model.weights import parameter_count
@@ -53,7 +53,7 @@ from rung.tokens.tokenizer import Tokenizer
 from rung.train import events
 from rung.train.checkpoint import Checkpoints, NoCheckpoint, Progress
 from rung.train.loop import Diverged, Intervals, Loop
-from rung.train.memory import compile_step
+from rung.train.memory import Compiling
 from rung.train.norms import copy_of, make_norms
 from rung.train.optimizer import make_optimizer
 from rung.train.schedule import rate_factor
@@ -172,6 +172,7 @@ class Training:
         self.recent_losses: deque[float] = deque(maxlen=_TRAIN_LOSS_STEPS)
         self.best = BestWeights(run.path, say)
         self._held_out: HeldOut | None = None
+        self._step: Compiling | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -262,21 +263,14 @@ class Training:
         config = self.config
         batches, steps = self._batches(), config.train.steps
         divergence = Divergence(self.run.path, self.model, batches, self.mesh, config.train, self.say)
-        factor = rate_factor(config.train, steps, self.tokens_per_step)
-        self._introduce()
+        self._introduce("segments" in batches(progress.step))
 
         def sync() -> None:
             log.sync()
             self.best.sync()
 
-        step = compile_step(
-            lambda train: make_step(self.model, self.optimizer, factor, train, self.mesh),
-            config.train,
-            (state, place(batches(progress.step), self.mesh)),
-            config.mesh.data,
-        )
         return Loop(
-            step=step,
+            step=self._compiling().step(),
             batch=lambda step: place(batches(step), self.mesh),
             steps=steps,
             learning_rate=config.train.learning_rate,
@@ -304,6 +298,24 @@ class Training:
             on_divergence=divergence.keep,
         )
 
+    def _compiling(self) -> Compiling:
+        """Return the step on its way: it is compiled while the state is made or read."""
+        if self._step is None:
+            train, steps = self.config.train, self.config.train.steps
+            factor = rate_factor(train, steps, self.tokens_per_step)
+            state = abstract_state(self.model, self.optimizer, self.mesh)
+            batch = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(self.mesh)),
+                self._batches()(0),
+            )
+            self._step = Compiling(
+                lambda train: make_step(self.model, self.optimizer, factor, train, self.mesh),
+                train,
+                (state, batch),
+                self.config.mesh.data,
+            )
+        return self._step
+
     def _start(
         self, checkpoints: Checkpoints, check: Callable[[dict[str, Any], Progress], list[str]] | None
     ) -> tuple[Any, Progress, list[str]]:
@@ -318,6 +330,8 @@ class Training:
         def see(identity: dict[str, Any], progress: Progress) -> None:
             if check is not None:
                 changes[:] = check(identity, progress)
+            if progress.step < self.config.train.steps:
+                self._compiling()
 
         try:
             # Its shapes alone: beside what is restored there may be no room for another state.
@@ -330,6 +344,7 @@ class Training:
                 ) from None
             if check is not None:
                 self.say(f"{path} has no checkpoint yet: from the start")
+            self._compiling()
             state, progress = self.initial_state(), Progress()
         else:
             state, progress = restored.state, restored.progress
@@ -441,14 +456,19 @@ class Training:
         if isinstance(event, events.StepDone) and not event.skipped:
             self.recent_losses.append(event.loss)
 
-    def _introduce(self) -> None:
-        model = self.config.model
+    def _introduce(self, segments: bool) -> None:
+        model, compute = self.config.model, self.config.compute
         devices = self.mesh.devices.ravel()
         self.say(
             f"model: {parameter_count(self.model.weights()):,} parameters; {model.n_layers} layers, d_model "
             f"{model.d_model}, {model.n_heads} heads of {model.d_head}, context {model.context_length}; "
             f"{model.compute_dtype} on {len(devices)} x {devices[0].device_kind}"
         )
+        if model.n_layers:
+            self.say(
+                f"computed: attention by {self.model.attention_backend(segments=segments)}; "
+                f"products in {self.model.matmul_precision}; remat {compute.remat}"
+            )
 
     def _say_stopped(self, reason: str, progress: Progress, checkpoints: Checkpoints) -> None:
         saved = checkpoints.steps()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +16,44 @@ from rung.errors import RungError
 Step = Callable[[Any, Any], Any]
 
 
-def compile_step(
-    make: Callable[[TrainConfig], Any], config: TrainConfig, arguments: tuple[Any, Any], data: int
-) -> Step:
-    """Return the step, compiled for the shapes of ``arguments``, after checking that it fits the device.
+class Compiling:
+    """A step that is being compiled, for shapes alone, while the state is still made or read.
 
     Args:
         make: the jitted step for a config, as ``rung.train.step.make_step``; called again with smaller micro-batches
             when the one asked does not fit.
         config: the one asked.
-        arguments: (state, batch), on the devices.
+        shapes: of (state, batch), with their shardings.
         data: devices that a micro-batch is split over.
-
-    Raises:
-        RungError: it does not fit; the hint names the largest micro-batch that does.
     """
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arguments)
-    step = make(config)
-    compiled = step.lower(*shapes).compile()
-    free = free_bytes(next(iter(jax.tree.leaves(arguments)[0].devices())))
-    if free is None or new_bytes(compiled) <= free:
-        # Not `compiled`: its outputs are shards that Orbax cannot save. `step` calls the same program.
-        return step
 
-    def fits(micro: int) -> bool:
-        smaller = dataclasses.replace(config, micro_batch_size=micro)
-        return new_bytes(make(smaller).lower(*shapes).compile()) <= free
+    def __init__(self, make: Callable[[TrainConfig], Any], config: TrainConfig, shapes: tuple[Any, Any], data: int):
+        self._make, self._config, self._shapes, self._data = make, config, shapes, data
+        self._step = make(config)
+        self._pool = ThreadPoolExecutor(1, "rung-compile")
+        self._compiled = self._pool.submit(lambda: self._step.lower(*shapes).compile())
+        self._pool.shutdown(wait=False)
 
-    asked = config.micro_batch_size or config.batch_size
-    raise out_of_memory(new_bytes(compiled), free, _largest(config.batch_size, asked, data, fits), asked)
+    def step(self) -> Step:
+        """Wait for the step, and return it after checking that it fits the device beside all that is there now.
+
+        Raises:
+            RungError: it does not fit; the hint names the largest micro-batch that does.
+        """
+        compiled = self._compiled.result()
+        sharding = jax.tree.leaves(self._shapes)[0].sharding
+        free = free_bytes(next(iter(sharding.device_set)))
+        if free is None or new_bytes(compiled) <= free:
+            # Not `compiled`, which takes arrays placed just so and no others. `step` calls the same program.
+            return self._step
+
+        def fits(micro: int) -> bool:
+            smaller = dataclasses.replace(self._config, micro_batch_size=micro)
+            return new_bytes(self._make(smaller).lower(*self._shapes).compile()) <= free
+
+        batch_size = self._config.batch_size
+        asked = self._config.micro_batch_size or batch_size
+        raise out_of_memory(new_bytes(compiled), free, _largest(batch_size, asked, self._data, fits), asked)
 
 
 def out_of_memory(needed: int | None, free: int | None, largest: int | None, asked: int) -> RungError:

@@ -112,7 +112,9 @@ def make_step(
         }
         return state, metrics
 
-    return jax.jit(step, donate_argnums=0, out_shardings=replicated(mesh))
+    # What a model does not say itself is in float32 on every device, as are the optimizer's own products.
+    with_precision = jax.default_matmul_precision(getattr(model, "matmul_precision", "float32"))(step)
+    return jax.jit(with_precision, donate_argnums=0, out_shardings=replicated(mesh))
 
 
 def row_keys(seed: int, step: jax.Array | int, batch_size: int) -> jax.Array:
