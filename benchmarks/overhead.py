@@ -192,6 +192,7 @@ def bare(folder: Path) -> None:
 
 def whole(folder: Path) -> None:
     """Train as ``rung train`` does, with standard error on a terminal."""
+    import rung.run.train as train
     import rung.run.training as training
     from rung import config as settings
 
@@ -200,7 +201,7 @@ def whole(folder: Path) -> None:
         yield in_turns()
 
     training.asked_to_stop = asked  # type: ignore[assignment]
-    training.train(novels(), settings.preset("demo"), intervals(), run=folder / "whole")
+    train.train(novels(), settings.preset("demo"), intervals(), run=folder / "whole")
 
 
 def intervals() -> dict[str, int]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rung.run.replay import replay
     from rung.run.resuming import resume
     from rung.run.runs import runs
-    from rung.run.training import train
+    from rung.run.train import train
     from rung.run.use import evaluate, generate
     from rung.tokens.store import TokenStore
     from rung.tokens.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ _HOMES = {
     "TokenStore": "tokens.store",
     "Tokenizer": "tokens.tokenizer",
     "demo": "run.demo",
-    "train": "run.training",
+    "train": "run.train",
     "replay": "run.replay",
     "resume": "run.resuming",
     "compare": "run.compare",

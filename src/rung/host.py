@@ -48,15 +48,24 @@ def keep_compilations() -> None:
     code for one processor need not run on another. It holds a gibibyte at most, of which the longest unused go first.
     ``JAX_COMPILATION_CACHE_DIR`` names another folder, and ``JAX_ENABLE_COMPILATION_CACHE=0`` keeps nothing.
     """
-    folder = _cache_folder() / "compiled" / _processor()
-    with contextlib.suppress(OSError):  # no home, or one that cannot be written: nothing is kept
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    # No home, or one that cannot be written: nothing is kept.
+    with contextlib.suppress(OSError, RuntimeError):
+        folder = _cache_folder() / "compiled" / _processor()
         folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
-            os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(_CACHE_BYTES))
-            os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-    # On a full disk, say: what was compiled serves all the same.
-    warnings.filterwarnings("ignore", message=".*persistent compilation cache")
+        if not os.access(folder, os.W_OK):
+            return
+        for program in folder.glob("*-cache"):
+            # JAX notes when each was used last. One without such a note, of a process killed between the two, would
+            # let nothing be kept any more.
+            if not program.with_name(f"{program.name.removesuffix('-cache')}-atime").exists():
+                program.unlink(missing_ok=True)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+        os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(_CACHE_BYTES)
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+        # On a full disk, say: what was compiled serves all the same.
+        warnings.filterwarnings("ignore", message=".*persistent compilation cache")
 
 
 @contextlib.contextmanager

@@ -169,6 +169,23 @@ def test_compilations_are_kept_in_the_users_cache_and_change_no_bit(text, tmp_pa
     assert used.read_bytes() != before  # it was found there
     for path in kept:
         path.write_bytes(path.read_bytes()[:100])
+    used.unlink()  # a process was killed between the program and the note of its use
     assert weights("damaged") == cold
     (tmp_path / "file").touch()
     assert weights("nowhere", XDG_CACHE_HOME=str(tmp_path / "file")) == cold
+
+
+def test_without_a_home_or_with_a_cache_of_ones_own_nothing_is_set(tmp_path):
+    """A user whom the system does not know has no home; a folder that somebody else fills keeps its own limit."""
+    program = (
+        "import os; from pathlib import Path; from rung.host import keep_compilations\n"
+        "def nowhere(): raise RuntimeError('Could not determine home directory.')\n"
+        "Path.home = nowhere; keep_compilations()\n"
+        "print(*sorted(name for name in os.environ if name.startswith('JAX_COMPILATION')))"
+    )
+    env = environment()
+    for name in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"):
+        env.pop(name, None)
+    for own, known in (({}, ""), ({"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}, "JAX_COMPILATION_CACHE_DIR")):
+        done = subprocess.run([sys.executable, "-c", program], env=env | own, capture_output=True, text=True)
+        assert (done.stdout.strip(), done.stderr) == (known, "")

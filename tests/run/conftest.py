@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rung.config import Config, override
-from rung.run.training import train
+from rung.run.train import train
 
 EMMA = Path(__file__).parents[2] / "src/rung/demo/austen/emma.txt"
 

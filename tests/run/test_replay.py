@@ -16,7 +16,7 @@ from rung.errors import RungError
 from rung.model.weights import initialize
 from rung.run.folder import Run
 from rung.run.replay import replay
-from rung.run.training import train
+from rung.run.train import train
 from rung.tokens.batches import Batches
 
 STEP = 9

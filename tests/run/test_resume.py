@@ -17,7 +17,8 @@ from run.same import same_state, same_weights, told
 from rung.errors import RungError
 from rung.report.metrics import MetricsLog, read_metrics
 from rung.run.resuming import resume
-from rung.run.training import Interrupted, train
+from rung.run.train import train
+from rung.run.training import Interrupted
 from rung.train.events import StepDone
 
 
@@ -82,7 +83,7 @@ def test_a_second_signal_stops_at_once_and_a_run_without_a_checkpoint_resumes_fr
 def test_a_killed_run_resumes_to_the_undisturbed_one(text, tiny, tmp_path):
     changes = {"train.steps": 600, "checkpoint.every_steps": 50, "evaluate.every_steps": 200}
     program = (
-        "import sys, rung; from rung.run.training import train;"
+        "import sys, rung; from rung.run.train import train;"
         f"train([{str(text)!r}], rung.Config(), {_differences(tiny) | changes!r}, run=sys.argv[1])"
     )
     killed, whole = tmp_path / "killed", tmp_path / "whole"

@@ -15,7 +15,7 @@ from run.same import same_state, state, told
 from rung.errors import RungError
 from rung.report.metrics import read_metrics
 from rung.run.resuming import resume
-from rung.run.training import train
+from rung.run.train import train
 
 
 def quietly(line: str) -> None:

@@ -16,7 +16,7 @@ from rung.errors import RungError
 from rung.report.metrics import read_metrics
 from rung.run.folder import Run
 from rung.run.replay import replay
-from rung.run.training import train
+from rung.run.train import train
 from rung.train.loop import Diverged
 
 
@@ -201,8 +201,17 @@ def test_a_place_that_cannot_be_written_is_named(train_tiny, text):
 )
 def test_a_run_is_named_for_its_text(train_tiny, tiny, text, tmp_path, monkeypatch, source, name):
     folders = []
-    monkeypatch.setattr("rung.run.training.new_folder", lambda folder, overwrite: folders.append(folder) or 1 / 0)
+    monkeypatch.setattr("rung.run.train.new_folder", lambda folder, overwrite: folders.append(folder) or 1 / 0)
     for changes in ({}, {"name": "mine"}):
         with pytest.raises(ZeroDivisionError):
             train(source, None, changes)
     assert [str(folder) for folder in folders] == [f"runs/{name}", "runs/mine"]
+
+
+@pytest.mark.parametrize("backend", ["cudnn", "splash"])
+def test_a_way_of_attention_that_is_not_here_is_refused_before_any_work(train_tiny, tmp_path, backend, monkeypatch):
+    monkeypatch.setattr("rung.run.train.prepare", lambda *args: pytest.fail("worked before"))
+    changes = {"compute.attention": backend, "model.compute_dtype": "bfloat16"}
+    with pytest.raises(RungError, match=f"compute.attention {backend} cannot be used"):
+        train_tiny(tmp_path / "run", changes)
+    assert list(tmp_path.iterdir()) == []

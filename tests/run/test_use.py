@@ -112,7 +112,7 @@ def test_the_verbs_are_not_hidden_by_the_rooms_of_their_names():
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["rung.run.training", "rung.run.use", "rung.run.demo", "rung.train.step"]
+    assert done.stdout.split() == ["rung.run.train", "rung.run.use", "rung.run.demo", "rung.train.step"]
 
 
 def test_a_run_knows_its_devices(undisturbed):

@@ -144,7 +144,7 @@ def test_the_work_of_a_program_is_counted_right():
 
 
 def test_a_run_compiles_its_step_once(tmp_path):
-    from rung.run.training import train
+    from rung.run.train import train
 
     compiled: list[str] = []
 

@@ -36,6 +36,8 @@ COMMANDS = {
 # Preparation that can be interrupted and given again as it was. Training has a way of its own.
 RESUMABLE = {"corpus": ("files", "aozora", "hub", "clean"), "tokens": ("build",)}
 
+COMPILING = ("demo", "train", "resume", "generate", "evaluate", "check", "bench")  # what compiles models
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
@@ -92,7 +94,8 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise RungError(f"unknown command {name!r}", nearest(name, COMMANDS))
     keep_freed_memory()
-    keep_compilations()
+    if name in COMPILING:
+        keep_compilations()
     # Text in and out is UTF-8 whatever the locale says.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -23,11 +23,11 @@ def run(arguments: Sequence[str]) -> int:
     from rung.run.parameters import count_parameters, optimizer_groups
 
     parameters = count_parameters(config, say)
-    owners = "".join(
+    groups = "".join(
         f"#   {row['rule']}: {plural(row['weights'], 'weight')}, {plural(row['parameters'], 'parameter')}, "
         f"peak learning rate {row['learning_rate']:g}, weight decay {row['weight_decay']:g}\n"
         for row in optimizer_groups(config)
     )
-    text = f"# {parameters:,} parameters\n{owners}{settings.to_toml(config)}"
+    text = f"# {parameters:,} parameters\n{groups}{settings.to_toml(config)}"
     print_result({"parameters": parameters, "config": settings.to_dict(config)}, parsed.json, text.rstrip())
     return 0

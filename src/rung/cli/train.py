@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.parse_args(arguments)
     base, changes = base_of(parsed), changes_of(parsed)
 
-    from rung.run.training import train
+    from rung.run.train import train
 
     result = train(
         parsed.sources,

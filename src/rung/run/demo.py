@@ -10,7 +10,7 @@ from rung import config as settings
 from rung.config import GenerateConfig
 from rung.run.folder import Run
 from rung.run.prepare import Say
-from rung.run.training import train
+from rung.run.train import train
 from rung.run.use import generate
 
 PROMPT = "It is a truth universally acknowledged, that"

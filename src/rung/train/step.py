@@ -112,7 +112,7 @@ def make_step(
         }
         return state, metrics
 
-    # What a model does not say itself is in float32 on every device, as are the optimizer's own products.
+    # The optimizer's own products are as precise as the model's; of a model that does not say, float32 on every device.
     with_precision = jax.default_matmul_precision(getattr(model, "matmul_precision", "float32"))(step)
     return jax.jit(with_precision, donate_argnums=0, out_shardings=replicated(mesh))
 
