@@ -153,9 +153,68 @@ def test_another_optimizer_has_its_own_rate_and_as_much_decay():
         c.adapt(base, {"train.optimizer": "adam"})
 
 
-def test_a_file_that_names_an_optimizer_alone_has_its_rate(tmp_path):
-    (tmp_path / "lion.toml").write_text('[train]\noptimizer = "lion"\n', encoding="utf-8")
-    assert c.load(tmp_path / "lion.toml") == c.adapt(Config(), {"train.optimizer": "lion"})[0]
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.optimizer": "lion"},
+        {"train.optimizer": "adafactor"},
+        {"train.optimizer": "muon"},
+        {"train.optimizer": "lion", "train.learning_rate": 1e-3},
+        {"train.optimizer": "muon", "train.learning_rate": 1e-3},
+        {"train.optimizer": "normuon", "train.muon_learning_rate": 0.01},
+    ],
+)
+@pytest.mark.parametrize("name", ["gpt2-small", "demo"])  # of AdamW, and of Muon
+def test_the_matrices_of_the_layers_lose_as_much_in_a_step_under_another_optimizer(name, changes):
+    from rung.model import Weight
+    from rung.train.optimizer import make_optimizer
+
+    table = (Weight("layers.0.up", (6, 4), ("mlp", "embed"), 1, std=0.02, decay=True, hidden=True),)
+
+    def lost(train):
+        for group in make_optimizer(table, train).groups.values():
+            if group.weights:
+                return group.learning_rate * group.weight_decay
+
+    base = c.preset(name)
+    config, _ = c.adapt(base, changes)
+    assert lost(config.train) == pytest.approx(lost(base.train), rel=0.06)  # rounded to two digits
+    assert all(getattr(config.train, path.split(".")[1]) == value for path, value in changes.items())
+
+
+def test_a_rate_of_zero_leaves_the_decay_as_it_is():
+    config, _ = c.adapt(Config(), {"train.optimizer": "lion", "train.learning_rate": 0})
+    assert config.train.weight_decay == Config().train.weight_decay
+
+
+@pytest.mark.parametrize("named", ["optimizer", "optimizer, learning_rate"])
+def test_a_file_is_left_as_it_is_and_flags_follow_it(named, tmp_path):
+    lines = ['optimizer = "muon"', "learning_rate = 2e-3"][: 1 + named.count(",")]
+    (tmp_path / "muon.toml").write_text("\n".join(["[train]", *lines]), encoding="utf-8")
+    config = c.load(tmp_path / "muon.toml")
+    assert set(c.differences(Config(), config)) == {f"train.{name}" for name in named.split(", ")}
+    changed, notes = c.adapt(config, {"train.optimizer": "adamw"})
+    assert changed.train.learning_rate == config.train.learning_rate / 4
+    assert len(notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train.optimizer": "adafactor", "train.beta1": 0.8}, "train.beta1 does nothing here, as train.optimizer is"),
+        ({"train.optimizer": "adafactor", "train.beta2": 0.8}, "train.beta2 does nothing here, as train.optimizer is"),
+        ({"train.optimizer": "lion", "train.epsilon": 1e-6}, "train.epsilon does nothing here, as train.optimizer is"),
+        ({"train.muon_learning_rate": 0.1}, "train.muon_learning_rate does nothing here, as train.optimizer is adamw"),
+        ({"model.dropout_sites": ["mlp"]}, "model.dropout_sites does nothing here, as model.dropout is not set"),
+        ({"train.optimizer": "lion", "train.beta1": 0.8}, ""),
+        ({"train.optimizer": "muon", "train.muon_learning_rate": 0.1, "train.epsilon": 1e-6}, ""),
+        ({"train.schedule": "wsd", "train.decay_steps": 5}, ""),
+    ],
+)
+def test_a_given_setting_that_does_nothing_is_said(changes, said):
+    _, notes = c.adapt(Config(), changes)
+    found = [note for note in notes if "nothing" in note]
+    assert [note[: len(said)] for note in found] == ([said] if said else [])
 
 
 def test_override_leaves_the_rest():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -161,7 +161,9 @@ class TrainConfig:
         "adamw", "of all weights; Muon and NorMuon: of the hidden matrices, and AdamW of the rest"
     )
     learning_rate: float = setting(
-        1e-3, "peak learning rate; the default is AdamW's, and where another optimizer is named alone it follows", low=0
+        1e-3,
+        "peak learning rate; the default is AdamW's: another optimizer given without a rate has it multiplied",
+        low=0,
     )
     muon_learning_rate: float = setting(0.02, "peak learning rate of the matrices under Muon and NorMuon", low=0)
     final_learning_rate_ratio: float = setting(0.1, "learning rate at the last step over its peak", low=0, high=1)
@@ -382,9 +384,7 @@ def load(path: str | Path) -> Config:
 
 
 def from_dict(values: Mapping[str, Any], base: Config | None = None, where: str = "config") -> Config:
-    """Return ``base`` (default: all defaults) with the nested ``values`` put in.
-
-    Learning rate and weight decay follow the optimizer, as in ``adapt``.
+    """Return ``base`` (default: all defaults) with the nested ``values`` put in, and nothing else changed.
 
     Raises:
         RungError: an unknown field (the hint names the nearest), or a value of another type.
@@ -393,8 +393,7 @@ def from_dict(values: Mapping[str, Any], base: Config | None = None, where: str 
     for name in values:
         if name not in parts:
             raise RungError(f"{where}: unknown setting {name!r}", nearest(name, parts))
-    base, changes = base or Config(), dict(leaves(values))
-    return override(base, {**_following(base, changes), **changes}, where)
+    return override(base or Config(), dict(leaves(values)), where)
 
 
 def override(config: Config, changes: Mapping[str, Any], where: str = "config") -> Config:
@@ -411,11 +410,31 @@ def override(config: Config, changes: Mapping[str, Any], where: str = "config") 
     return config
 
 
-_RATES = {"adamw": 1.0, "lion": 0.3, "adafactor": 20.0, "muon": 4.0, "normuon": 4.0}
+_RATES = {"adamw": 1.0, "lion": 0.3, "adafactor": 40.0, "muon": 4.0, "normuon": 4.0}
 """Learning rates that do about the same, over AdamW's; of Muon and NorMuon for the weights that AdamW keeps.
 
-Rounded from the best of the sweeps in ``benchmarks/optimizers.py``; Lion's is within what its paper says too.
+From the best of the sweeps in ``benchmarks/optimizers.py``, on two texts: Lion 0.5 and 0.3 (its paper: 0.1 to 0.3),
+Adafactor 50 and 30, Muon and NorMuon 5 and 3.
 """
+
+_MUONS = ("muon", "normuon")
+
+_NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "tokenizer.allow_lossy": ("tokenizer.file", bool),
+    "model.rope_base": ("model.positions", lambda positions: positions == "rope"),
+    "model.norm_bias": ("model.norm", lambda norm: norm == "layernorm"),
+    "model.init_std": ("model.init", lambda init: init == "gpt2"),
+    "model.dropout_sites": ("model.dropout", bool),
+    "train.muon_learning_rate": ("train.optimizer", lambda optimizer: optimizer in _MUONS),
+    "train.beta1": ("train.optimizer", lambda optimizer: optimizer != "adafactor"),
+    "train.beta2": ("train.optimizer", lambda optimizer: optimizer != "adafactor"),
+    "train.epsilon": ("train.optimizer", lambda optimizer: optimizer not in ("lion", "adafactor")),
+    "train.decay_steps": ("train.schedule", lambda schedule: schedule == "wsd"),
+    "train.decay_tokens": ("train.schedule", lambda schedule: schedule == "wsd"),
+    "track.wandb_project": ("track.wandb", bool),
+    "track.wandb_mode": ("track.wandb", bool),
+}
+"""Settings that act only with some values of another one: that one, and whether a value of it is such."""
 
 _LENGTHS = ("train.steps", "train.tokens", "train.epochs")
 _WARMUPS = ("train.warmup_steps", "train.warmup_tokens", "train.warmup_fraction")
@@ -426,7 +445,9 @@ def adapt(base: Config, changes: Mapping[str, Any], where: str = "config") -> tu
 
     A length of the run (in steps, tokens or epochs) takes the place of the base's in whatever unit; so does a warm-up.
     A base whose warm-up or decay is in steps, made shorter or longer by ``train.steps`` alone, has them scaled with it.
-    Another optimizer alone gets a learning rate and a weight decay that do what those of the base do for its own.
+    Another optimizer gets a learning rate that does what that of the base does for its own, and a weight decay that
+    takes as much from the matrices of the layers in a step, at the rate that they then have; each unless it is given.
+    A given setting that does nothing beside the others is said too.
 
     Raises:
         RungError: as ``override``.
@@ -436,28 +457,59 @@ def adapt(base: Config, changes: Mapping[str, Any], where: str = "config") -> tu
     for group in (_LENGTHS, _WARMUPS):
         if any(changes.get(path) for path in group):
             follow |= {path: type(value_at(base, path))(0) for path in group}
-    for path, new in _following(base, changes).items():
+    for path, new in _following(base, changes, where).items():
         follow[path] = new
         optimizers = f"{base.train.optimizer} -> {changes['train.optimizer']}"
-        notes.append(f"{path} {value_at(base, path):g} -> {new:g}, as train.optimizer {optimizers}")
+        if new != value_at(base, path):
+            notes.append(f"{path} {value_at(base, path):g} -> {new:g}, as train.optimizer {optimizers}")
     steps = changes.get("train.steps", 0)
     for path in ("train.warmup_steps", "train.decay_steps"):
         old = value_at(base, path)
         if steps and base.train.steps and old and path not in {**follow, **changes}:
             follow[path] = round(old * steps / base.train.steps)
             notes.append(f"{path} {old} -> {follow[path]}, as train.steps {base.train.steps} -> {steps}")
-    return override(base, {**follow, **changes}, where), notes
+    config = override(base, {**follow, **changes}, where)
+    for path in changes:
+        if not has_effect(config, path):
+            other = _NEEDS[path][0]
+            notes.append(f"{path} does nothing here, as {other} is {value_at(config, other) or 'not set'}")
+    return config, notes
 
 
-def _following(base: Config, changes: Mapping[str, Any]) -> dict[str, float]:
+def has_effect(config: Config, path: str) -> bool:
+    """Return whether a setting does anything beside the others of ``config``."""
+    if path not in _NEEDS:
+        return True
+    other, acts = _NEEDS[path]
+    return acts(value_at(config, other))
+
+
+def _following(base: Config, changes: Mapping[str, Any], where: str) -> dict[str, float]:
     """Return the learning rate and the weight decay that another optimizer takes, where they are not given with it."""
-    ratio = _RATES.get(str(changes.get("train.optimizer")), 0.0) / _RATES[base.train.optimizer]
-    if ratio in (0.0, 1.0):
+    new = override(base, {path: changes[path] for path in _OF_OPTIMIZER if path in changes}, where)
+    if new.train.optimizer == base.train.optimizer:
         return {}
-    # What decays in a step is the product of the two.
-    train = base.train
-    new = {"train.learning_rate": train.learning_rate * ratio, "train.weight_decay": train.weight_decay / ratio}
-    return {path: float(f"{value:.2g}") for path, value in new.items() if path not in changes}
+    follow = {}
+    if "train.learning_rate" not in changes:
+        ratio = _RATES[new.train.optimizer] / _RATES[base.train.optimizer]
+        follow["train.learning_rate"] = _rounded(base.train.learning_rate * ratio)
+        new = override(new, follow)
+    if "train.weight_decay" not in changes and (rate := _matrix_rate(new.train)):
+        # What decays in a step is the product of the two.
+        follow["train.weight_decay"] = _rounded(base.train.weight_decay * _matrix_rate(base.train) / rate)
+    return follow
+
+
+_OF_OPTIMIZER = ("train.optimizer", "train.learning_rate", "train.muon_learning_rate")
+
+
+def _matrix_rate(train: TrainConfig) -> float:
+    """Return the peak learning rate of the matrices of the layers, which are most of a model."""
+    return train.muon_learning_rate if train.optimizer in _MUONS else train.learning_rate
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.2g}")
 
 
 def checked(settings: Any, where: str = "flag") -> Any:
@@ -588,7 +640,7 @@ def _check_training(config: Config) -> None:
             f"is over train.steps {train.steps}",
             "shorten the warm-up or the decay",
         )
-    if train.optimizer in ("muon", "normuon") and not config.model.n_layers:
+    if train.optimizer in _MUONS and not config.model.n_layers:
         raise RungError(
             f"train.optimizer {train.optimizer} is for matrices of layers, and model.n_layers is 0",
             "take another optimizer, as adamw",

@@ -1,4 +1,4 @@
-"""Who owns which weight; AdamW with clipping, and Muon, against numpy, torch and the definition."""
+"""Which weight is in which parameter group; AdamW with clipping, and Muon, against numpy, torch and the definition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rung.errors import RungError
 from rung.mesh import make_mesh
 from rung.model import Decoder, Weight
 from rung.model.weights import flatten, unflatten
-from rung.train.optimizer import OWNERS, global_norm, group_rows, make_optimizer
+from rung.train.optimizer import GROUPS, global_norm, group_rows, make_optimizer
 from rung.train.step import make_step
 
 TABLE = (
@@ -34,7 +34,7 @@ def random_tree(seed, scale=1.0):
     return {weight.path: (scale * random.normal(size=weight.shape)).astype(np.float32) for weight in TABLE}
 
 
-@pytest.mark.parametrize("optimizer", OWNERS)
+@pytest.mark.parametrize("optimizer", GROUPS)
 @pytest.mark.parametrize("name", preset_names())
 def test_every_weight_is_in_exactly_one_group(name, optimizer):
     config = resolve(preset(name))
@@ -52,10 +52,10 @@ def test_every_weight_is_in_exactly_one_group(name, optimizer):
 
 
 def test_the_choices_of_the_config_are_the_optimizers_there_are():
-    assert set(get_args(get_type_hints(TrainConfig)["optimizer"])) == set(OWNERS)
+    assert set(get_args(get_type_hints(TrainConfig)["optimizer"])) == set(GROUPS)
 
 
-@pytest.mark.parametrize("optimizer", OWNERS)
+@pytest.mark.parametrize("optimizer", GROUPS)
 def test_every_weight_of_a_flax_module_is_in_exactly_one_group(optimizer):
     nnx = pytest.importorskip("flax.nnx")
     from rung.exchange.flax_module import FlaxModel
@@ -81,6 +81,8 @@ def test_the_table_of_groups_for_people():
     rows = [tuple(row.values()) for row in group_rows(make_optimizer(TABLE, config))]
     # rule, peak rate, decay, weights, parameters
     assert rows == [("muon", 0.02, 0.5, 3, 72), ("adamw", 0.01, 0.5, 1, 28), ("adamw", 0.01, 0.0, 2, 10)]
+    none = group_rows(make_optimizer(TABLE, TrainConfig(learning_rate=0.01, weight_decay=0.0)))
+    assert [tuple(row.values()) for row in none] == [("adamw", 0.01, 0.0, 4, 100), ("adamw", 0.01, 0.0, 2, 10)]
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -91,7 +93,7 @@ def test_decay_is_for_matrices_only(name):
         assert weight.decay != is_vector
 
 
-@pytest.mark.parametrize("optimizer", OWNERS)
+@pytest.mark.parametrize("optimizer", GROUPS)
 def test_with_no_gradient_only_matrices_shrink(optimizer):
     config = TrainConfig(optimizer=optimizer, learning_rate=0.01, muon_learning_rate=0.02, weight_decay=0.5)
     update = make_optimizer(TABLE, config)

@@ -14,7 +14,7 @@ from rung.mesh import make_mesh
 from rung.model import Weight
 from rung.model.weights import flatten, unflatten
 from rung.train.checkpoint import Checkpoints, Progress
-from rung.train.optimizer import OWNERS, make_optimizer
+from rung.train.optimizer import GROUPS, make_optimizer
 from rung.train.step import abstract_state, initial_state, make_step
 
 TABLE = (
@@ -138,7 +138,7 @@ def muon(path, by_neuron=False):
 THEIRS = {"adamw": adamw, "lion": lion, "adafactor": adafactor, "muon": muon, "normuon": lambda p: muon(p, True)}
 
 
-@pytest.mark.parametrize("name", OWNERS)
+@pytest.mark.parametrize("name", GROUPS)
 def test_several_steps_against_the_paper(name):
     found, expected = our_steps(name), their_steps(THEIRS[name])
     for path, w in expected.items():

@@ -58,7 +58,7 @@ def config_table(config: Config) -> str:
     changed = settings.differences(config, Config())
     sections: dict[str, str] = {}
     for path, declared in settings.fields(Config):
-        if path in _NEEDS and not _NEEDS[path](config):
+        if not settings.has_effect(config, path):
             continue
         section = path.rpartition(".")[0] or "run"
         row = _setting_row(config, path, declared.metadata["setting"], changed)
@@ -84,23 +84,6 @@ def environment_table(environment: Mapping[str, Any] | None) -> str:
 
 _NUMBERS = ("Shape", "Arrays", "Parameters", "Share")  # columns of the table of parameters
 _INDEX = re.compile(r"(?<![^./])\d+(?![^./])")  # a number that is a whole part of a path
-
-# Whether a setting has an effect; one that is not here always has.
-_NEEDS: dict[str, Callable[[Config], bool]] = {
-    "tokenizer.allow_lossy": lambda config: bool(config.tokenizer.file),
-    "model.rope_base": lambda config: config.model.positions == "rope",
-    "model.norm_bias": lambda config: config.model.norm == "layernorm",
-    "model.init_std": lambda config: config.model.init == "gpt2",
-    "model.dropout_sites": lambda config: config.model.dropout > 0,
-    "train.muon_learning_rate": lambda config: config.train.optimizer in ("muon", "normuon"),
-    "train.beta1": lambda config: config.train.optimizer != "adafactor",
-    "train.beta2": lambda config: config.train.optimizer != "adafactor",
-    "train.epsilon": lambda config: config.train.optimizer not in ("lion", "adafactor"),
-    "train.decay_steps": lambda config: config.train.schedule == "wsd",
-    "train.decay_tokens": lambda config: config.train.schedule == "wsd",
-    "track.wandb_project": lambda config: config.track.wandb,
-    "track.wandb_mode": lambda config: config.track.wandb,
-}
 
 # Whether a value is the one that a run fills in for a 0, as far as the config can tell.
 _FILLED_IN: dict[str, Callable[[Config], bool]] = {

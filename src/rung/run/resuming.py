@@ -54,7 +54,8 @@ def resume(
     Args:
         run: the run folder.
         steps: a new, greater length of the run.
-        changes: settings to change that decide no update: intervals, samples, trackers, the mesh, micro-batches.
+        changes: settings to change that decide no update: intervals, samples, trackers, the mesh, micro-batches, and
+            how the same is computed (``compute.attention``, ``compute.remat``, ``compute.scan_layers``).
         reschedule: let the learning rate jump to that of a run of the new length, where the steps that are done had
             another; without it such a length is refused.
         time_limit: seconds after which to stop, as on a signal.

@@ -1,4 +1,4 @@
-"""The optimizer: groups of weights, each with its update rule and its peak learning rate."""
+"""The optimizer: parameter groups, each with its update rule, its peak learning rate and its weight decay."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rung.train import rules
 
 
 @dataclass(frozen=True)
-class Owner:
-    """One line of the table of groups: a rule, which weights it owns, and where its peak rate and decay stand."""
+class GroupDefinition:
+    """What makes a parameter group: its rule, which weights are in it, and which setting is its peak rate."""
 
     rule: rules.Rule
-    owns: Callable[[Weight], bool]
+    includes: Callable[[Weight], bool]
     learning_rate: Callable[[TrainConfig], float] = lambda config: config.learning_rate
 
 
@@ -41,25 +41,25 @@ def _matrix_rate(config: TrainConfig) -> float:
     return config.muon_learning_rate
 
 
-OWNERS: dict[str, dict[str, Owner]] = {
-    "adamw": {"adamw": Owner(rules.adamw, _all)},
-    "lion": {"lion": Owner(rules.lion, _all)},
-    "adafactor": {"adafactor": Owner(rules.adafactor, _all)},
+GROUPS: dict[str, dict[str, GroupDefinition]] = {
+    "adamw": {"adamw": GroupDefinition(rules.adamw, _all)},
+    "lion": {"lion": GroupDefinition(rules.lion, _all)},
+    "adafactor": {"adafactor": GroupDefinition(rules.adafactor, _all)},
     "muon": {
-        "muon": Owner(rules.muon, _hidden, _matrix_rate),
-        "adamw": Owner(rules.adamw, _not_hidden),
+        "muon": GroupDefinition(rules.muon, _hidden, _matrix_rate),
+        "adamw": GroupDefinition(rules.adamw, _not_hidden),
     },
     "normuon": {
-        "normuon": Owner(rules.normuon, _hidden, _matrix_rate),
-        "adamw": Owner(rules.adamw, _not_hidden),
+        "normuon": GroupDefinition(rules.normuon, _hidden, _matrix_rate),
+        "adamw": GroupDefinition(rules.adamw, _not_hidden),
     },
 }
-"""For each ``train.optimizer`` its groups by name, which is also where a checkpoint has their state."""
+"""For each ``train.optimizer`` its parameter groups by name, which is also where a checkpoint has their state."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Weights that share an update rule.
+    """A parameter group: weights that share an update rule.
 
     Attributes:
         weights: those of the group.
@@ -114,26 +114,26 @@ def make_optimizer(table: WeightTable, config: TrainConfig) -> Optimizer:
         RungError: Muon for a model without hidden matrices.
     """
     groups = {}
-    for name, owner in OWNERS[config.optimizer].items():
-        owned = tuple(weight for weight in table if owner.owns(weight))
-        if not owned and owner.owns is _hidden:
+    for name, group in GROUPS[config.optimizer].items():
+        weights = tuple(weight for weight in table if group.includes(weight))
+        if not weights and group.includes is _hidden:
             raise RungError(f"train.optimizer is {name}, and the model has no hidden matrices", "take adamw")
-        groups[name] = Group(owned, owner.rule(owned, config), owner.learning_rate(config), config.weight_decay)
+        groups[name] = Group(weights, group.rule(weights, config), group.learning_rate(config), config.weight_decay)
     return Optimizer(groups)
 
 
 def group_rows(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return who owns what, for people: a row for each rule and decay, with the number of weights and parameters."""
+    """Return the parameter groups for people: a row for what decays in each and one for what does not."""
     rows = []
     for name, group in optimizer.groups.items():
-        for decay in (group.weight_decay, 0.0):
-            weights = [weight for weight in group.weights if weight.decay == bool(decay)]
+        for decays in (True, False):
+            weights = [weight for weight in group.weights if weight.decay == decays]
             if weights:
                 rows.append(
                     {
                         "rule": name,
                         "learning_rate": group.learning_rate,
-                        "weight_decay": decay,
+                        "weight_decay": group.weight_decay if decays else 0.0,
                         "weights": len(weights),
                         "parameters": parameter_count(tuple(weights)),
                     }

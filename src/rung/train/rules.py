@@ -68,7 +68,10 @@ def muon(weights: Sequence[Weight], config: TrainConfig) -> optax.GradientTransf
 def normuon(weights: Sequence[Weight], config: TrainConfig) -> optax.GradientTransformation:
     """NorMuon: Li et al. 2025, arXiv:2510.05491. Muon whose rows, the neurons, are brought to like sizes.
 
-    After that a matrix has the norm that Muon would have given it, so that both take the same learning rate.
+    Where the paper's algorithm and its authors' published code (github.com/zichongli5/NorMuon) differ, this is the
+    code: Nesterov momentum instead of a plain mean of gradients; a matrix keeps the norm that it had before its rows
+    were scaled, instead of a fixed root mean square; and the factor sqrt(max(1, outputs / inputs)) of Muon. So both
+    take the same learning rate.
     """
     return optax.chain(
         optax.trace(_MUON_MOMENTUM, nesterov=True),
