@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,7 @@ _HOW = (("jis", "JIS X 0213 number"), ("unicode", "Unicode number"), ("descripti
 
 
 def _next(corpus: Corpus) -> str:
-    return f"next: rung tokenizer train {corpus.path} --vocab-size 8192 --out tokenizer.json"
+    return f"next: rung tokenizer train {shlex.quote(str(corpus.path))} --vocab-size 8192 --out tokenizer.json"
 
 
 def _notation(kinds: Mapping[str, Mapping[str, int]]) -> list[str]:

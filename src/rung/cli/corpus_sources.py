@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -95,5 +96,5 @@ def _print(corpus: Corpus, as_json: bool) -> int:
     result |= {"characters": corpus.characters, "empty": report["empty"], "left_out": report["left_out"]}
     sizes = ((corpus.documents, "document"), (corpus.bytes, "byte"), (corpus.characters, "character"))
     text = f"{corpus.path}: {', '.join(plural(number, noun) for number, noun in sizes)}"
-    print_result(result, as_json, f"{text}\nnext: rung train {corpus.path}")
+    print_result(result, as_json, f"{text}\nnext: rung train {shlex.quote(str(corpus.path))}")
     return 0

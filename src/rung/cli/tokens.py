@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -161,5 +162,5 @@ def _print_store(store: TokenStore, as_json: bool) -> int:
         documents = "uncounted documents" if split.n_documents is None else plural(split.n_documents, "document")
         n_bytes = f"{'about ' if split.estimated else ''}{split.text_bytes:,}"
         lines.append(f"{name:<10}  {len(split):>14,} tokens  {documents:>19}  {n_bytes:>15} bytes")
-    print_result(result, as_json, "\n".join([*lines, f"next: rung train {store.path}"]))
+    print_result(result, as_json, "\n".join([*lines, f"next: rung train {shlex.quote(str(store.path))}"]))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,4 +73,4 @@ def closing_lines(result: Mapping[str, Any], prompt: str = "...") -> list[str]:
             f"trained:  loss {result['train_loss']:.3f}, the mean of the last {result['train_loss_steps']} steps"
         )
     lines += [f"report:   {result['report']}", f"run:      {result['run']}"]
-    return [*lines, f'next:     rung generate {result["run"]} "{prompt}"']
+    return [*lines, f'next:     rung generate {shlex.quote(str(result["run"]))} "{prompt}"']

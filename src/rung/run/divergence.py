@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,5 @@ class Divergence:
         except OSError as error:
             self._say(f"the batch of step {step + 1:,} cannot be kept: {error.strerror}")
         else:
-            self._say(
-                f"batch and weights of step {step + 1:,} are in {kept}; look with: rung check {self._run} --replay"
-            )
+            look = f"rung check {shlex.quote(str(self._run))} --replay"
+            self._say(f"batch and weights of step {step + 1:,} are in {kept}; look with: {look}")

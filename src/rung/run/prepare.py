@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -342,7 +343,7 @@ def _check_free(path: Path, overwrite: bool) -> None:
         return
     is_run = all((path / name).is_file() for name in (CONFIG, ENVIRONMENT))
     if not overwrite:
-        continues = f"continue it with `rung resume {path}`, or give --overwrite or --run"
+        continues = f"continue it with `rung resume {shlex.quote(str(path))}`, or give --overwrite or --run"
         raise RungError(f"{path} exists already", continues if is_run else "choose another place with --run")
     if not is_run:
         raise RungError(f"{path} is not a run, so it is not overwritten", "choose another place with --run")

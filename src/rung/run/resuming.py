@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def resume(
         if not is_free(path) and path != "train.steps":
             raise RungError(
                 f"{path} decides what the run learns, and cannot change in the middle of it",
-                f"start a new run from this one's weights: rung train --from {run}",
+                f"start a new run from this one's weights: rung train --from {shlex.quote(str(run))}",
             )
     before = opened.config
     if not before.model.vocab_size or not before.train.steps:
@@ -116,7 +117,8 @@ def _check(run: Run, tokens_per_step: int, reschedule: bool) -> Callable[[dict[s
         if refused:
             raise RungError(
                 f"{run.path} is not as it was saved: {'; '.join(refused)}",
-                f"put {CONFIG} and the data back; or start a new run from its weights: rung train --from {run.path}",
+                f"put {CONFIG} and the data back; or start a new run from its weights: "
+                f"rung train --from {shlex.quote(str(run.path))}",
             )
         notes = [f"{path} {_shown(old)} -> {_shown(new)}" for path, (old, new) in changed.items()]
         if "train.steps" in changed:

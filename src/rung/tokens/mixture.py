@@ -6,6 +6,7 @@ import hashlib
 import heapq
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -309,7 +310,7 @@ def _check(stores: Sequence[TokenStore], weights: Sequence[float]) -> None:
         if store.tokenizer_hash != stores[0].tokenizer_hash:
             raise RungError(
                 f"{store.path} and {stores[0].path} are of different tokenizers",
-                f"tokenize the text of one again: rung tokens build ... --tokenizer {stores[0].path}",
+                f"tokenize the text of one again: rung tokens build ... --tokenizer {shlex.quote(str(stores[0].path))}",
             )
 
 
