@@ -50,7 +50,7 @@ class Ours:
     def __init__(self, config: settings.Config, splits: dict[str, Tokens], token_bytes: np.ndarray | None = None):
         self.config, self.splits, self.token_bytes = config, splits, token_bytes
         self.mesh = make_mesh(config.mesh)
-        self.model = Decoder(config.model, config.compute)
+        self.model = Decoder.of(config)
         optimizer = make_optimizer(self.model.weights(), config.train)
         self.tokens_per_step = config.train.batch_size * config.model.context_length
         factor = rate_factor(config.train, config.train.steps, self.tokens_per_step)

@@ -162,7 +162,7 @@ class TrainConfig:
     )
     learning_rate: float = setting(
         1e-3,
-        "peak learning rate; the default is AdamW's: another optimizer given without a rate has it multiplied",
+        "peak learning rate; the default is for AdamW: another optimizer named without a rate multiplies it",
         low=0,
     )
     muon_learning_rate: float = setting(0.02, "peak learning rate of the matrices under Muon and NorMuon", low=0)

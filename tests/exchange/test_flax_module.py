@@ -133,6 +133,15 @@ def test_segments_are_not_ignored(model):
         model.loss(model.initialize(0), batch, None)
 
 
+@pytest.mark.parametrize("setting", [{"label_smoothing": 0.1}, {"z_loss": 1e-4}])
+def test_what_is_not_in_its_loss_is_refused(model, setting):
+    config, mesh = TrainConfig(batch_size=2, steps=1, **setting), make_mesh(MeshConfig())
+    with pytest.raises(RungError, match="FlaxModel") as error:
+        make_step(model, make_optimizer(model.weights(), config), lambda step: jnp.float32(1), config, mesh)
+    assert next(iter(setting)) in error.value.problem
+    assert "leave both at 0" in error.value.hint
+
+
 def test_it_learns_a_real_text_in_the_same_loop(model, shared_data):
     text = np.frombuffer((shared_data / "tinyshakespeare.txt").read_bytes(), np.uint8)
     train, held_out = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]

@@ -215,3 +215,21 @@ def test_a_way_of_attention_that_is_not_here_is_refused_before_any_work(train_ti
     with pytest.raises(RungError, match=f"compute.attention {backend} cannot be used"):
         train_tiny(tmp_path / "run", changes)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "products in float32; remat none"),
+        (
+            {"compute.matmul_precision": "bfloat16"},
+            "products in float32 (a CPU has no other: compute.matmul_precision bfloat16 does nothing); remat none",
+        ),
+        ({"model.compute_dtype": "bfloat16"}, "products in bfloat16; remat none"),
+    ],
+)
+def test_the_precision_that_is_said_is_that_of_the_device(train_tiny, tmp_path, changes, said):
+    lines = []
+    train_tiny(tmp_path / "run", {"train.steps": 1, **changes}, say=lines.append)
+    (line,) = [line for line in lines if line.startswith("computed: ")]
+    assert line.endswith(f"; {said}")

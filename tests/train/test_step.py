@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rung.config import Config, MeshConfig, TrainConfig, override, resolve
+from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import make_mesh, replicated
 from rung.model import Decoder
@@ -139,11 +140,24 @@ def test_gradient_is_of_the_mean_over_all_targets():
     np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-5)
 
 
+@pytest.mark.parametrize("setting", [{"label_smoothing": 0.1}, {"z_loss": 1e-4}])
+def test_an_objective_that_is_not_the_models_is_refused(setting):
+    config, optimizer = dataclasses.replace(TRAIN, **setting), make_optimizer(MODEL.weights(), TRAIN)
+    mesh = make_mesh(MeshConfig())
+    with pytest.raises(RungError, match=next(iter(setting))):
+        make_step(MODEL, optimizer, lambda number: jnp.float32(1), config, mesh)
+    other = dataclasses.replace(MODEL, objective=Objective.of(config))
+    with pytest.raises(RungError, match="Decoder"):  # nor the other way about
+        make_step(other, optimizer, lambda number: jnp.float32(1), TRAIN, mesh)
+    whole = dataclasses.replace(Config(), model=MODEL.config, train=config)
+    assert callable(make_step(Decoder.of(whole), optimizer, lambda number: jnp.float32(1), config, mesh))
+
+
 @functools.cache
 def with_objective(micro):
     """Return the model, the batch and the event of one step with label smoothing and z-loss."""
-    model = dataclasses.replace(MODEL, objective=Objective(label_smoothing=0.2, z_loss=0.01))
-    config, mesh = dataclasses.replace(TRAIN, micro_batch_size=micro), make_mesh(MeshConfig())
+    config = dataclasses.replace(TRAIN, micro_batch_size=micro, label_smoothing=0.2, z_loss=0.01)
+    model, mesh = dataclasses.replace(MODEL, objective=Objective.of(config)), make_mesh(MeshConfig())
     optimizer, seen = make_optimizer(model.weights(), config), []
     batch = {name: rows for name, rows in batch_of(0).items() if name != "spoil"}
     Loop(

@@ -93,7 +93,9 @@ class FlaxModel:
     def loss(
         self, weights: Tree, batch: dict[str, jax.Array], keys_B: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        """Return ``(sum of losses in nats, number of targets, {})`` of a batch.
+        """Return ``(sum of losses in nats, number of targets, {})`` of a batch: plain cross-entropy.
+
+        ``train.label_smoothing`` and ``train.z_loss`` are not in it, and ``rung.train.step.make_step`` refuses them.
 
         Args:
             weights: nested dict in the shape of the table.

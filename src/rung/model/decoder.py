@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from rung.config import ComputeConfig, ModelConfig
+from rung.config import ComputeConfig, Config, ModelConfig
 from rung.model import layers
 from rung.model.attention import Backend, Choice, Keep, attention, cached_attention, choose
 from rung.model.dropout import dropout, keep_mask
@@ -59,6 +59,11 @@ class Decoder:
     config: ModelConfig
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     objective: Objective = field(default_factory=Objective)
+
+    @classmethod
+    def of(cls, config: Config) -> Decoder:
+        """Return the model that a resolved config, its vocabulary size known, describes and trains."""
+        return cls(config.model, config.compute, Objective.of(config.train))
 
     def __post_init__(self) -> None:
         assert self.config.vocab_size > 0, "the vocabulary size comes from the tokenizer before the model is built"

@@ -96,7 +96,7 @@ def bench(
     config = dataclasses.replace(config, model=with_vocabulary(config.model, expected_vocabulary(config)))
     mesh = make_mesh(config.mesh)
     device = mesh.devices.ravel()[0]
-    model = Decoder(config.model, config.compute)
+    model = Decoder.of(config)
     peak = peak_of(device, model.matmul_precision)
     points = [
         (attention, batch)
@@ -133,7 +133,7 @@ def bench(
 def _measured(config: Config, row: Row, mesh: jax.sharding.Mesh, rounds: int, peak_flops: float) -> Row:
     """Return the row of one point, measured."""
     device = mesh.devices.ravel()[0]
-    model = Decoder(config.model, config.compute)
+    model = Decoder.of(config)
     optimizer = make_optimizer(model.weights(), config.train)
     step: Any = make_step(model, optimizer, lambda number: jnp.float32(_RATE), config.train, mesh)
     batches = _random_batches(config)

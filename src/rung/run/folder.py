@@ -134,11 +134,10 @@ class Run:
     def model(self) -> Any:
         """The run's ``rung.model.Decoder``."""
         from rung.model import Decoder
-        from rung.model.losses import Objective
 
         # A run may be used on another machine than the one it was trained on.
         compute = dataclasses.replace(self.config.compute, attention="auto")
-        return Decoder(self.config.model, compute, Objective.of(self.config.train))
+        return Decoder.of(dataclasses.replace(self.config, compute=compute))
 
     @cached_property
     def weights(self) -> Any:

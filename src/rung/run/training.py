@@ -20,7 +20,6 @@ from rung.errors import RungError
 from rung.evaluate.held_out import HeldOut, compiled_loss, held_out_loss
 from rung.mesh import batch_sharding
 from rung.model import Decoder
-from rung.model.losses import Objective
 from rung.model.weights import parameter_count
 from rung.report.html import write_report
 from rung.report.metrics import Metrics, MetricsLog, read_metrics, truncate_after
@@ -85,7 +84,7 @@ class Training:
         self.config: Config = run.config
         self.tokenizer: Tokenizer = run.tokenizer
         self.store: Store = run.store
-        self.model = Decoder(self.config.model, self.config.compute, Objective.of(self.config.train))
+        self.model = Decoder.of(self.config)
         self.optimizer = make_optimizer(self.model.weights(), self.config.train)
         self.tokens_per_step = self.config.train.batch_size * self.config.model.context_length
         self.profile = (*profile, run.path / "profile") if profile else None
@@ -378,8 +377,7 @@ class Training:
             self.recent_losses.append(event.loss)
 
     def _introduce(self, segments: bool) -> None:
-        model, compute = self.config.model, self.config.compute
-        devices = self.mesh.devices.ravel()
+        model, devices = self.config.model, self.mesh.devices.ravel()
         self.say(
             f"model: {parameter_count(self.model.weights()):,} parameters; {model.n_layers} layers, d_model "
             f"{model.d_model}, {model.n_heads} heads of {model.d_head}, context {model.context_length}; "
@@ -388,8 +386,17 @@ class Training:
         if model.n_layers:
             self.say(
                 f"computed: attention by {self.model.attention_backend(segments=segments)}; "
-                f"products in {self.model.matmul_precision}; remat {compute.remat}"
+                f"products in {self._products()}; remat {self.config.compute.remat}"
             )
+
+    def _products(self) -> str:
+        """Return what matrix products are computed in on this device."""
+        asked = self.config.compute.matmul_precision
+        if self.config.model.compute_dtype == "bfloat16" or self.mesh.devices.ravel()[0].platform != "cpu":
+            return self.model.matmul_precision
+        if asked == "float32":
+            return asked
+        return f"float32 (a CPU has no other: compute.matmul_precision {asked} does nothing)"
 
     def _say_stopped(self, reason: str, progress: Progress, checkpoints: Checkpoints) -> None:
         saved = checkpoints.steps()

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from rung.config import TrainConfig
+from rung.errors import RungError
 from rung.mesh import batch_sharding, replicated
+from rung.model.losses import Objective
 from rung.model.weights import Tree, WeightTable, initialize
 from rung.train.optimizer import Optimizer, global_norm
 
@@ -25,7 +27,8 @@ _DATA_KEY = 1  # folded into the seed for the keys of rows, which initialisation
 class Model(Protocol):
     """What the harness asks of a model. ``rung.model.Decoder`` is one, and so is a Flax module in its adapter.
 
-    A model whose initial values its table does not tell has ``initialize(seed) -> Tree`` besides.
+    A model whose initial values its table does not tell has ``initialize(seed) -> Tree`` besides; one that minimises
+    more than cross-entropy where the settings ask for it, its ``objective``.
     """
 
     def weights(self) -> WeightTable:
@@ -77,7 +80,11 @@ def make_step(
     Metrics, all scalars: ``loss_sum``, ``cross_entropy`` (a sum too, which the loss is where the model has no other
     objective), ``targets``, ``gradient_norm`` (before clipping), ``rate_factor``, ``skipped`` (bool),
     ``skipped_in_a_row``.
+
+    Raises:
+        RungError: ``config`` asks for an objective that is not the model's.
     """
+    _check_objective(model, config)
     n_micro = config.batch_size // (config.micro_batch_size or config.batch_size)
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
@@ -115,6 +122,21 @@ def make_step(
     # The optimizer's own products are as precise as the model's; of a model that does not say, float32 on every device.
     with_precision = jax.default_matmul_precision(getattr(model, "matmul_precision", "float32"))(step)
     return jax.jit(with_precision, donate_argnums=0, out_shardings=replicated(mesh))
+
+
+def _check_objective(model: Model, config: TrainConfig) -> None:
+    asked, own = Objective.of(config), getattr(model, "objective", None)
+    if asked != (own or Objective()):
+        hint = (
+            "leave both at 0; a model that has them in its loss says so: `objective`"
+            if own is None
+            else "build it with Decoder.of(config)"
+        )
+        raise RungError(
+            f"train.label_smoothing {asked.label_smoothing:g} and train.z_loss {asked.z_loss:g} are not what the loss "
+            f"of the model has, a {type(model).__name__}",
+            hint,
+        )
 
 
 def row_keys(seed: int, step: jax.Array | int, batch_size: int) -> jax.Array:
