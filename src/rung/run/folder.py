@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rung import config as settings
-from rung.config import Config
+from rung.config import Config, MeshConfig
 from rung.disk import cannot
 from rung.errors import RungError, nearest
 
@@ -135,9 +135,9 @@ class Run:
         """The run's ``rung.model.Decoder``."""
         from rung.model import Decoder
 
-        # A run may be used on another machine than the one it was trained on.
+        # A run may be used on another machine than the one it was trained on, and with one device.
         compute = dataclasses.replace(self.config.compute, attention="auto")
-        return Decoder.of(dataclasses.replace(self.config, compute=compute))
+        return Decoder.of(dataclasses.replace(self.config, compute=compute, mesh=MeshConfig()))
 
     @cached_property
     def weights(self) -> Any:
