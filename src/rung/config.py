@@ -105,7 +105,11 @@ class ModelConfig:
     tied: bool = setting(True, "the output layer is the embedding")
     head_bias: bool = setting(False, "bias on the output layer")
     attention_window: int = setting(
-        0, "how far back a token sees, itself counted (sliding window); 0: all before it", unit="tokens", low=0
+        0,
+        "how far back a token sees, itself counted (sliding window); 0: all before it",
+        unit="tokens",
+        low=0,
+        high=2**24,
     )
     attention_soft_cap: float = setting(
         0.0, "attention scores s become cap x tanh(s / cap), as in Gemma 2; 0: as they are", low=0
@@ -189,7 +193,10 @@ class TrainConfig:
         0.0, "part of a target's probability that is spread evenly over the vocabulary", low=0, high=1, open_high=True
     )
     z_loss: float = setting(
-        0.0, "adds so much times the squared logarithm of the softmax's denominator, which keeps it near 0", low=0
+        0.0,
+        "adds so much times the squared logarithm of the softmax's denominator, which keeps it near 0",
+        low=0,
+        high=1000,
     )
     clip_norm: float = setting(1.0, "largest global norm of the gradient; 0: no clipping", low=0)
     max_skipped: int = setting(10, "stop after this many non-finite updates in a row", unit="steps", low=1)

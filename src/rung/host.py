@@ -108,7 +108,8 @@ def _cache_folder() -> Path:
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "rung"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "rung"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rung"
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be passed over
+    return (named if named.is_absolute() else Path.home() / ".cache") / "rung"
 
 
 def _processor() -> str:

@@ -114,7 +114,10 @@ def check_value(path: str, kind: Any, value: Any, where: str) -> Any:
 
 
 def check_bounds(path: str, bounds: Setting, value: Any, where: str) -> None:
-    """Raise a RungError when a number is outside the setting's bounds, or not a number at all."""
+    """Raise a RungError when a number is outside the setting's bounds, or not a number at all.
+
+    ``where`` says what the setting is in, as a file; it is empty where ``path`` is a flag, which needs no more.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low_ok = value > bounds.low if bounds.open_low else value >= bounds.low
@@ -125,4 +128,6 @@ def check_bounds(path: str, bounds: Setting, value: Any, where: str) -> None:
             limits.append(f"{'over' if bounds.open_low else 'at least'} {bounds.low:,.10g}")
         if bounds.high < math.inf:
             limits.append(f"{'below' if bounds.open_high else 'at most'} {bounds.high:,.10g}")
-        raise RungError(f"{where}: {path} is {value}", f"it must be {' and '.join(limits) or 'finite'}")
+        named = f"{where}: {path}" if where else path
+        finite = [] if math.isfinite(value) and limits else ["finite"]
+        raise RungError(f"{named} is {value}", f"it must be {' and '.join(finite + limits)}")

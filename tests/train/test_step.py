@@ -281,6 +281,26 @@ def test_too_many_skipped_in_a_row_end_the_run():
     assert skipped == [(2, 1), (4, 1), (5, 2), (6, 3)]
 
 
+def test_a_run_without_any_update_does_not_end_well():
+    loop = loop_of(2, spoil={0: np.nan, 1: np.inf}, emit=lambda event: None, max_skipped=10)
+    with pytest.raises(Diverged, match="2 updates in a row were not finite, the last at step 2"):
+        loop.run(compiled()[1](), Progress())
+
+
+def test_an_objective_that_is_not_finite_where_the_loss_is_has_a_hint_of_its_own():
+    step, start, _ = compiled()
+
+    def plain(state, batch):
+        state, metrics = step(state, batch)
+        return state, {**metrics, "cross_entropy": jnp.float32(1)}
+
+    loop = loop_of(1, spoil={0: np.inf}, emit=lambda event: None)
+    loop.step = plain
+    with pytest.raises(Diverged) as diverged:
+        loop.run(start(), Progress())
+    assert "z_loss" in diverged.value.hint
+
+
 def test_a_closer_look_is_at_the_weights_that_the_step_met_or_says_that_it_is_not():
     seen, looked = [], []
 

@@ -229,17 +229,21 @@ class Loop:
 
     def _skipped(self, done: int, values: dict[str, Any], state: State) -> None:
         in_a_row = values["skipped_in_a_row"]
-        what = "loss" if not math.isfinite(values["loss_sum"]) else "gradient"
+        what = "gradient" if math.isfinite(values["loss_sum"]) else "loss"
+        if what == "loss" and math.isfinite(values["cross_entropy"]):
+            what = "objective"  # the loss itself is
         documents, found = self.look_closer(done - 1, state["weights"])
         if int(state["step"]) > done and int(state["skipped_in_a_row"]) == 0:
             found += "; looked at with the weights of one update later"  # the step after it had been given out already
         self.emit(events.Skipped(done, in_a_row, f"the {what} is not finite", documents, found))
-        if in_a_row >= self.max_skipped:
+        if in_a_row >= self.max_skipped or in_a_row == done == self.steps:  # the whole of a short run
             self.on_divergence(done - 1, state["weights"])
             self._saves.wait()
             raise Diverged(
                 f"{in_a_row} updates in a row were not finite, the last at step {done}; weights are those before them",
-                "lower train.learning_rate, or lengthen the warm-up; train.max_skipped sets the number",
+                "lower train.z_loss: the loss is finite, and the objective is not"
+                if what == "objective"
+                else "lower train.learning_rate, or lengthen the warm-up; train.max_skipped sets the number",
             )
         self._clock = time.perf_counter()
 
