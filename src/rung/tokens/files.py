@@ -75,7 +75,7 @@ def open_token_file(path: Path, vocab_size: int, bin_type: BinType = "") -> Toke
         what = "is a folder" if path.is_dir() else "is not there"
         raise RungError(f"{path} {what}", "name files of token ids: .safetensors, .npy, or nanoGPT's .bin")
     if bin_type and path.suffix != ".bin":
-        raise RungError(f"{path} says itself of what type its ids are", "leave --dtype out: it is for .bin files")
+        raise _says_itself(path)
     readers = {".safetensors": _safetensors, ".npy": _npy, ".bin": lambda path: _bin(path, vocab_size, bin_type)}
     if path.suffix not in readers:
         raise RungError(f"{path} is no file of token ids", f"known by their names: {', '.join(SUFFIXES)}")
@@ -221,6 +221,12 @@ def _npy(path: Path) -> TokenFile:
     return _checked_size(path, dtype, offset, shape[0])
 
 
+def _says_itself(path: Path) -> RungError:
+    return RungError(
+        f"{path} says itself of what type its ids are", "leave --dtype out: it is for .bin files without a header"
+    )
+
+
 def _bin(path: Path, vocab_size: int, bin_type: BinType) -> TokenFile:
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -228,6 +234,8 @@ def _bin(path: Path, vocab_size: int, bin_type: BinType) -> TokenFile:
     if len(start) == 12:
         magic, version, count = struct.unpack("<3i", start)
         if code := _LLM_C.get((magic, version)):
+            if bin_type:
+                raise _says_itself(path)
             return _checked_size(path, np.dtype(code), _LLM_C_HEADER, count)
     dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[bin_type or "uint16"])
     if vocab_size > 1 << 16 and not bin_type:
@@ -242,6 +250,6 @@ def _bin(path: Path, vocab_size: int, bin_type: BinType) -> TokenFile:
 
 def _checked_size(path: Path, dtype: np.dtype, offset: int, count: int) -> TokenFile:
     size, said = path.stat().st_size, offset + count * dtype.itemsize
-    if count < 0 or size < said:
+    if count < 0 or size != said:  # more: the rest would go unread
         raise RungError(f"{path} has {size:,} bytes, and its header says {said:,}", _AGAIN)
     return TokenFile(path, dtype, offset, count)
