@@ -101,6 +101,28 @@ def test_a_look_at_tokens(rung, store, here):
     assert told["splits"]["train"]["looked_at"] == told["splits"]["train"]["tokens"]
 
 
+def test_a_store_is_shown_with_the_tokenizer_that_made_it_and_no_other(rung, bpe, store, here, text):
+    rung("tokenizer", "train", text, "--vocab-size", 260, "--out", "other.json")
+    done = rung("tokens", "show", "store", "--tokenizer", "other.json")
+    assert (done.status, done.err.splitlines()[1]) == (2, "hint: leave --tokenizer out: it is for a bare file of ids")
+    (here / "store/tokenizer.json").write_bytes((here / "other.json").read_bytes())
+    done = rung("tokens", "show", "store")
+    assert (done.status, len(done.err.splitlines())) == (2, 2)
+    assert done.err.startswith("rung: store/tokenizer.json is not the tokenizer of the tokens in store\n")
+
+
+def test_an_id_that_a_damaged_store_has_is_named(rung, store, here):
+    (shard,) = (here / "store").glob("train-*")
+    data = shard.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")  # of the tensors
+    said = json.loads(data[8:begin])["tokens"]["data_offsets"][0]
+    shard.write_bytes(data[: begin + said] + b"\xff\xff" + data[begin + said + 2 :])
+    done = rung("tokens", "show", "store")
+    assert (done.status, len(done.err.splitlines())) == (2, 2), done.err
+    assert f"{shard.relative_to(here)}: token 0 has the token id 65535" in done.err
+    assert done.err.endswith("hint: the store was tampered with; build it again\n")
+
+
 def test_one_of_a_thing_is_said_as_one(rung, bpe, here):
     (here / "one.jsonl").write_text('{"text": "A text of some words, which stand in a row."}\n{"text": ""}\n')
     made = rung("corpus", "files", "one.jsonl", "--out", "corpus")

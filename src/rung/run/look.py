@@ -26,10 +26,9 @@ from rung.report.data_page import (
 )
 from rung.report.progress import track
 from rung.run.folder import CONFIG, Run
-from rung.run.tokens import open_store
+from rung.run.tokens import open_store, tokenizer_of
 from rung.tokens.look import MOST_TOKENS, look_at_split, windows
 from rung.tokens.mixture import MixedStore, Store, parts, training_batches
-from rung.tokens.store import TOKENIZER
 from rung.tokens.tokenizer import Tokenizer
 
 _LEAST_CHARS = 20  # of a document whose language is told
@@ -98,6 +97,11 @@ def look_at_tokens(
         RungError: no store or run there; no tokenizer; too few tokens for a window.
     """
     run = Run(paths[0]) if len(paths) == 1 and (Path(paths[0]) / CONFIG).is_file() else None
+    if tokenizer_file and Path(paths[0]).is_dir():
+        raise RungError(
+            f"{paths[0]} has its own tokenizer, and {tokenizer_file} is named beside it",
+            "leave --tokenizer out: it is for a bare file of ids",
+        )
     store, tokenizer = (run.store, run.tokenizer) if run else _opened(paths, tokenizer_file)
     looked, documents, notes = {}, {}, []
     for name in store.splits:
@@ -137,11 +141,9 @@ def look_at_tokens(
 
 def _opened(paths: Sequence[str], tokenizer_file: str | Path | None) -> tuple[Store, Tokenizer]:
     first = Path(paths[0])
-    if first.is_file() and not tokenizer_file:
-        raise RungError(f"{first} holds token ids, and no tokenizer is named", "name theirs: --tokenizer FILE")
     if not first.exists():
         raise RungError(f"no token store at {first}", "name a store, a file of ids, or a run")
-    tokenizer = Tokenizer.load(tokenizer_file or first / TOKENIZER, allow_lossy=True)  # nothing is encoded
+    tokenizer = tokenizer_of(first, tokenizer_file or "", allow_lossy=True)  # nothing is encoded
     return open_store([Path(path) for path in paths], tokenizer, None, ()), tokenizer
 
 

@@ -24,7 +24,7 @@ from rung.report.progress import track
 from rung.report.words import plural
 from rung.run.choose import choose
 from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS, held
-from rung.run.tokens import is_tokens, open_store, say_of_in_place
+from rung.run.tokens import is_tokens, open_store, say_of_in_place, tokenizer_of
 from rung.tokens.mixture import MixedStore, Store, check_weights, parts
 from rung.tokens.store import TokenStore, build_store
 from rung.tokens.tokenizer import Tokenizer
@@ -290,19 +290,9 @@ def _from_tokens(
 
 def _tokenizer_of(path: Path, base: Config | None, changes: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer that made the tokens at ``path``: the store's own, or for a bare file the one named."""
-    own = path / TOKENIZER
     named = changes.get("tokenizer.file") or (base.tokenizer.file if base is not None and path.is_file() else "")
     lossy = changes.get("tokenizer.allow_lossy", base.tokenizer.allow_lossy if base is not None else False)
-    if not named and path.is_file():
-        raise RungError(f"{path} holds token ids, and no tokenizer is named", "name theirs: --tokenizer FILE")
-    tokenizer = Tokenizer.load(named or own, allow_lossy=lossy)
-    made_with = None if path.is_file() else TokenStore.open(path).tokenizer_hash
-    if made_with not in (None, tokenizer.hash):
-        raise RungError(
-            f"{named or own} is not the tokenizer of the tokens in {path}",
-            f"leave --tokenizer out: theirs is {own}" if named else "build the tokens again",
-        )
-    return tokenizer
+    return tokenizer_of(path, named, lossy)
 
 
 def _data_settings(store: Store) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rung.errors import RungError
 from rung.tokens.files import is_token_file
 from rung.tokens.in_place import lay_out, open_splits
 from rung.tokens.mixture import MixedStore, Store, parts
-from rung.tokens.store import DATASET, TokenStore
+from rung.tokens.store import DATASET, TOKENIZER, TokenStore
 from rung.tokens.tokenizer import Tokenizer
 
 
@@ -35,6 +35,25 @@ def open_tokens(path: Path, tokenizer: Tokenizer, validation_fraction: float | N
         return TokenStore.open(path)
     info = lay_out([path], tokenizer, fraction=validation_fraction)
     return TokenStore(path, info, open_splits(path.parent, info))
+
+
+def tokenizer_of(path: Path, named: str | Path = "", allow_lossy: bool = False) -> Tokenizer:
+    """Return the tokenizer that made the tokens at ``path``: a store's own, or for a bare file the one ``named``.
+
+    Raises:
+        RungError: a bare file and none named; one that did not make the store's tokens; as ``Tokenizer.load``.
+    """
+    own = path / TOKENIZER
+    if not named and path.is_file():
+        raise RungError(f"{path} holds token ids, and no tokenizer is named", "name theirs: --tokenizer FILE")
+    tokenizer = Tokenizer.load(named or own, allow_lossy=allow_lossy)
+    made_with = None if path.is_file() else TokenStore.open(path).tokenizer_hash
+    if made_with not in (None, tokenizer.hash):
+        raise RungError(
+            f"{named or own} is not the tokenizer of the tokens in {path}",
+            f"leave --tokenizer out: theirs is {own}" if named else "build the tokens again",
+        )
+    return tokenizer
 
 
 def open_store(

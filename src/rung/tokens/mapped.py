@@ -13,6 +13,7 @@ from rung.errors import RungError
 
 RESIDENT_BYTES = 1 << 26  # of mapped files, that the memory of the process seems to grow by before it is let go
 _FAULT_BYTES = 1 << 16  # that Linux maps around one byte that is read
+OTHER_IDS = "name the tokenizer that made these tokens, or --dtype if the file is of another type"
 
 
 class Tokens:
@@ -25,8 +26,10 @@ class Tokens:
     be listed.
 
     Args:
-        vocab_size: of files that nobody has looked through: every id that is read is held against it.
+        vocab_size: every id that is read is held against it, since files may have been changed, or nobody has looked
+            through them.
         origins: for each shard its file, and the position in the file of the shard's first token.
+        way_out: the hint where an id is not in the vocabulary.
     """
 
     def __init__(
@@ -42,11 +45,12 @@ class Tokens:
         estimated: bool = False,
         vocab_size: int | None = None,
         origins: Sequence[tuple[str, int]] = (),
+        way_out: str = OTHER_IDS,
     ):
         assert not ends_tell or end_id is not None
         self._shards = list(shards)
         self._bounds = np.cumsum([0, *map(len, shards)], dtype=np.int64)  # where each shard begins, and the end
-        self._vocab_size, self._origins = vocab_size, origins
+        self._vocab_size, self._origins, self._way_out = vocab_size, origins, way_out
         self._touched = 0  # bytes
         self.n_tokens = int(self._bounds[-1])
         self.document_starts = document_starts
@@ -126,7 +130,8 @@ class Tokens:
             return
         row, column = (int(at[0]) for at in np.nonzero((found_NL < 0) | (found_NL >= self._vocab_size)))
         file, first = self._origins[shard]
-        raise unknown_id(file, first + int(starts_N[row]) + column, int(found_NL[row, column]), self._vocab_size)
+        at, token_id = first + int(starts_N[row]) + column, int(found_NL[row, column])
+        raise unknown_id(file, at, token_id, self._vocab_size, self._way_out)
 
 
 def known(ids: np.ndarray, vocab_size: int) -> bool:
@@ -134,9 +139,9 @@ def known(ids: np.ndarray, vocab_size: int) -> bool:
     return bool(ids.max() < vocab_size) and (ids.dtype.kind == "u" or bool(ids.min() >= 0))
 
 
-def unknown_id(file: str, position: int, token_id: int, vocab_size: int) -> RungError:
+def unknown_id(file: str, position: int, token_id: int, vocab_size: int, way_out: str = OTHER_IDS) -> RungError:
     """Return the mistake that a file holds an id which its tokenizer does not know."""
     return RungError(
         f"{file}: token {position:,} has the token id {token_id}, and the tokenizer's vocabulary is {vocab_size}",
-        "name the tokenizer that made these tokens, or --dtype if the file is of another type",
+        way_out,
     )

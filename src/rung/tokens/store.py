@@ -34,6 +34,8 @@ TOKENIZER = "tokenizer.json"  # a copy of the one that made the tokens
 SPLITS = ("train", "validation", "test")
 SHARD_TOKENS = 1 << 27
 
+_TAMPERED = "the store was tampered with; build it again"
+
 # What of the config decides the tokens; the store remembers it.
 _SETTINGS = ("encoding", "format", "text_column", "separator", "validation", "validation_fraction")
 
@@ -287,7 +289,8 @@ def _cut(document: Document, first: str, cut: int) -> Iterator[Part]:
 
 def _split_of(path: Path, info: dict[str, Any], name: str) -> Tokens:
     said = info["splits"][name]
-    shards = [read_shard(path / shard_name(name, k, said["shards"])) for k in range(said["shards"])]
+    places = [path / shard_name(name, k, said["shards"]) for k in range(said["shards"])]
+    shards = [read_shard(place) for place in places]
     tokens = [tokens for tokens, _ in shards]
     starts = np.concatenate([starts for _, starts in shards if starts is not None] or [np.empty(0, np.int64)])
     found = (sum(map(len, tokens)), len(starts), {str(part.dtype) for part in tokens})
@@ -295,11 +298,20 @@ def _split_of(path: Path, info: dict[str, Any], name: str) -> Tokens:
         raise RungError(
             f"{path}: the {name} shards hold {found[0]} tokens of {found[1]} documents, "
             f"and {DATASET} says {said['tokens']} of {said['documents']}",
-            "the store was tampered with; build it again",
+            _TAMPERED,
         )
     if wrong := misplaced(starts, found[0]):
-        raise RungError(f"{path}: in the {name} shards, {wrong}", "the store was tampered with; build it again")
-    return Tokens(tokens, starts, said["text_bytes"], info["tokenizer"]["end_id"], said["names"] or ())
+        raise RungError(f"{path}: in the {name} shards, {wrong}", _TAMPERED)
+    return Tokens(
+        tokens,
+        starts,
+        said["text_bytes"],
+        info["tokenizer"]["end_id"],
+        said["names"] or (),
+        vocab_size=info["tokenizer"]["vocab_size"],
+        origins=[(str(place), 0) for place in places],
+        way_out=_TAMPERED,
+    )
 
 
 # Helpers
