@@ -169,6 +169,17 @@ def test_decode_gives_back_the_bytes_that_were_encoded(rung, bpe, data):
     assert rung("tokenizer", "decode", "--tokenizer", bpe, stdin=ids.out).out == data.encode()
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_decode_says_what_is_not_in_the_text(rung, bpe, flags):
+    ids = rung("tokenizer", "encode", "--tokenizer", bpe, stdin="é\ufffd".encode()).out.split()
+    words = ("tokenizer", "decode", "--tokenizer", bpe, *flags)
+    assert rung(*words, stdin=b" ".join(ids)).err == ""
+    lines = rung(*words, stdin=b" ".join([b"0", *ids[1:], b"0"])).err.splitlines()  # half of é is cut off
+    assert lines[0] == "left out: 2 ids without text (<|endoftext|>)"
+    assert lines[1].startswith("bytes that are no whole character, in 1 place: ")
+    assert lines[1].endswith("shown as U+FFFD" if flags else "written as they are")
+
+
 def test_tokenizer_show(rung, bpe, trained):
     done = rung("tokenizer", "show", "--tokenizer", bpe, "-the the", "--json")
     assert "".join(done.json["pieces"]) == "-the the"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -89,11 +90,28 @@ def _decode(arguments: Sequence[str]) -> int:
     ids = [int(word) for word in words]
     if as_json:
         print_result({"text": tokenizer.decode(ids)}, as_json, "")
+        _say_of_decoding(tokenizer, ids, "shown as U+FFFD")
         return 0
     # Bytes, so that what was encoded comes back as it was, to the last line end.
     sys.stdout.buffer.write(tokenizer.decode_bytes(ids))
     sys.stdout.buffer.flush()
+    _say_of_decoding(tokenizer, ids, "written as they are")
     return 0
+
+
+def _say_of_decoding(tokenizer: Tokenizer, ids: Sequence[int], broken_are: str) -> None:
+    """Say which ids are not in the text that was decoded, and where its bytes are no whole characters."""
+    from rung.report.words import plural
+
+    silent = Counter(token for token in ids if not tokenizer.token_bytes[token])
+    if silent:
+        named = ", ".join(tokenizer.show(token) or str(token) for token, _ in silent.most_common(3))
+        more = ", ..." if len(silent) > 3 else ""
+        say(f"left out: {plural(silent.total(), 'id')} without text ({named}{more})")
+    data = tokenizer.decode_bytes(ids)
+    # U+FFFD may be in the text itself.
+    if broken := data.decode("utf-8", "replace").count("\ufffd") - data.count("\ufffd".encode()):
+        say(f"bytes that are no whole character, in {plural(broken, 'place')}: {broken_are}")
 
 
 def _loaded(command: str, description: str, arguments: Sequence[str]) -> tuple[Tokenizer, bool]:
