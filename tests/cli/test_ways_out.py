@@ -6,6 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import rung as package
 from rung.run.prepare import CONFIG, ENVIRONMENT
 
@@ -39,3 +42,58 @@ def test_no_printed_command_names_a_place_unquoted():
     for file in Path(package.__file__).parent.rglob("*.py"):
         found = places.search(file.read_text(encoding="utf-8"))
         assert not found, f"{file.name}: {found[0]}"
+
+
+# Mistakes, by the flags as they were typed
+
+
+@pytest.fixture
+def corpus(rung, here) -> Path:
+    (here / "text.txt").write_text(LINE * 200)
+    assert rung("corpus", "files", "text.txt", "--out", "corpus").status == 0
+    return here / "corpus"
+
+
+CLEANING = [
+    ("--held-out 1.5", "rung: --held-out is 1.5", "at most 0.5"),
+    ("--min-letters -1", "rung: --min-letters is -1", "at least 0"),
+    ("--min-words 100 --max-words 50", "--min-words 100 is over --max-words 50", "raise --max-words"),
+    ("--max-words 40", "--min-words 50 is over --max-words 40", "50 where it is not given"),
+    ("--remove-contaminated", "--remove-contaminated is given, and nothing to look for", "--evaluation"),
+    ("--skip contamination", "takes nothing unless it is asked to", "leave --remove-contaminated out"),
+    ("--skip repetitions", "--skip is 'repetitions'", "did you mean repetition?"),
+]
+
+
+@pytest.mark.parametrize(("words", "problem", "hint"), CLEANING, ids=[words for words, _, _ in CLEANING])
+def test_cleaning_is_refused_before_the_work(rung, corpus, here, words, problem, hint):
+    before = sorted(here.rglob("*"))
+    refused(rung("corpus", "clean", "corpus", "--out", "clean", *words.split()), problem, hint)
+    assert sorted(here.rglob("*")) == before
+
+
+def test_length_may_be_anything_where_it_is_left_out(rung, corpus):
+    done = rung("corpus", "clean", "corpus", "--report-only", "--workers", 1, "--skip", "length", "--max-words", 1)
+    assert done.status == 0, done.err
+
+
+OF_TOKENS = [
+    ("tokens build TEXT --out o --validation-fraction 0.9", "rung: --validation-fraction is 0.9", "at most 0.5"),
+    ("tokens build TEXT --out o --data.validation-fraction 2", "rung: --data.validation-fraction is 2.0", ""),
+    ("tokens import a.bin --validation-fraction 0.9", "rung: --validation-fraction is 0.9", "at most 0.5"),
+    ("tokens build TEXT --out o --validation d --validation-fraction 0.3", "both --validation and", "keep one"),
+    ("train TEXT --validation d --data.validation-fraction 0.3", "both --validation and --data.validation-f", "keep"),
+    ("tokens import llm.bin --dtype uint16", "llm.bin says itself of what type", "leave --dtype out"),
+    ("tokens import a.bin --verify --engine ray", "unknown flag --engine", ""),
+]
+
+
+@pytest.mark.parametrize(("words", "problem", "hint"), OF_TOKENS, ids=[words for words, _, _ in OF_TOKENS])
+def test_no_flag_of_tokens_is_ignored(rung, bpe, text, here, words, problem, hint):
+    ids = np.arange(1, 200, dtype=np.uint16)
+    ids.tofile(here / "a.bin")
+    header = np.zeros(256, np.int32)
+    header[:3] = 20240520, 1, len(ids)
+    (here / "llm.bin").write_bytes(header.tobytes() + ids.tobytes())
+    words = [str(text) if word == "TEXT" else word for word in words.split()]
+    refused(rung(*words, "--tokenizer", bpe), problem, hint)

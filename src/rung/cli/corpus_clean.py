@@ -34,6 +34,9 @@ def clean(arguments: Sequence[str]) -> int:
     if bool(parsed.out) == parsed.report_only:
         problem = "--report-only writes nothing, and --out is given" if parsed.out else "missing --out"
         raise RungError(problem, "name the folder to make with --out, or ask for --report-only")
+    if "contamination" in (parsed.skip or ()):
+        problem = "--skip contamination: that step takes nothing unless it is asked to"
+        raise RungError(problem, "leave --remove-contaminated out; what is found again is then said only")
     settings = checked(CleanConfig(**given_settings(parsed, CleanConfig)))
     data = override(Config(), given_settings(parsed), "flag").data
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 from rung import config as settings
 from rung.config import Config, Setting
 from rung.errors import RungError, nearest
+from rung.setting import check_bounds
 
 SHORT_NAMES = {
     "encoding": "data.encoding",
@@ -131,20 +132,24 @@ def given_settings(parsed: argparse.Namespace, cls: type = Config) -> dict[str, 
     """Return ``{path: value}`` of the settings that were given as flags, in the types of their fields.
 
     Raises:
-        RungError: a value that is not of its field's type.
+        RungError: a value that is not of its field's type, or out of its bounds; two flags of which one would do
+            nothing.
     """
-    given = {path: getattr(parsed, path, None) for path, _ in settings.fields(cls)}
+    given = {}
     typed_as = getattr(parsed, "typed_as", {})
-    return {
-        path: typed(
-            typed_as.get(path, f"--{path.replace('_', '-')}"),
-            settings.field_type(cls, path),
-            value,
-            is_path=path in _PATHS,
+    for path, declared in settings.fields(cls):
+        text = getattr(parsed, path, None)
+        if text is not None:
+            flag = typed_as.get(path, f"--{path.replace('_', '-')}")
+            given[path] = typed(flag, settings.field_type(cls, path), text, is_path=path in _PATHS)
+            check_bounds(flag, declared.metadata["setting"], given[path], "")
+    if given.get("data.validation") and "data.validation_fraction" in given:
+        flags = " and ".join(
+            typed_as.get(path, f"--{path.replace('_', '-')}")
+            for path in ("data.validation", "data.validation_fraction")
         )
-        for path, value in given.items()
-        if value is not None
-    }
+        raise RungError(f"both {flags} are given", "keep one of them")
+    return given
 
 
 def typed(flag: str, kind: Any, text: Any, *, is_path: bool = False) -> Any:

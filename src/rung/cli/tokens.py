@@ -10,6 +10,7 @@ from rung.cli.engine_flags import add_engine, workers_of
 from rung.cli.flags import Parser, add_settings, given_settings, print_result, say, typed
 from rung.config import Config, override
 from rung.errors import RungError, nearest
+from rung.setting import check_bounds, fields
 
 if TYPE_CHECKING:
     from rung.tokens.store import TokenStore
@@ -19,6 +20,8 @@ ACTIONS = {
     "import": "make a token store of files of ids that other programs made, used where they are",
     "show": "a look at a store: sizes, most frequent tokens, lengths, and what a batch shows the model",
 }
+
+_FRACTION = dict(fields(Config))["data.validation_fraction"].metadata["setting"]
 
 # What of the config decides the tokens, by short name.
 _SETTINGS = {
@@ -48,6 +51,7 @@ def _build(arguments: Sequence[str]) -> int:
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders, globs, or - for standard input")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     _add_flags(parser)
+    add_engine(parser)
     add_settings(parser, short_names=_SETTINGS, only=_SETTINGS.values())
     parsed = parser.parse_args(arguments)
     data = override(Config(), given_settings(parsed), "flag").data
@@ -89,7 +93,7 @@ def _import(arguments: Sequence[str]) -> int:
     fraction = None
     if parsed.validation_fraction is not None:
         fraction = typed("--validation-fraction", float, parsed.validation_fraction)
-        fraction = override(Config(), {"data.validation_fraction": fraction}, "flag").data.validation_fraction
+        check_bounds("--validation-fraction", _FRACTION, fraction, "")
         if parsed.validation:
             raise RungError("both --validation and --validation-fraction are given", "keep one of them")
 
@@ -147,7 +151,6 @@ def _add_flags(parser: Parser) -> None:
         help="accept a tokenizer that cannot give every text back",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a store that is there")
-    add_engine(parser)
 
 
 def _print_store(store: TokenStore, as_json: bool) -> int:

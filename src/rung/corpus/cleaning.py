@@ -77,7 +77,8 @@ def clean(
         on_progress: told (bytes done, bytes in all) of the corpus's files, which are read twice.
 
     Raises:
-        RungError: no corpus, nothing that stays, an unknown script or language, unreadable texts held out.
+        RungError: no corpus, nothing that stays, an unknown script or language, unreadable texts held out; settings
+            that leave nothing, or that have nothing to be held against.
     """
     if not is_corpus(source):
         hint = "`rung corpus files SOURCE... --out DIR` makes a corpus of any text"
@@ -85,6 +86,7 @@ def clean(
     if settings.held_out and settings.remove_contaminated:
         problem = "what is taken out as contaminated would change which documents are held out"
         raise RungError(problem, "hold out first: make a corpus of them, and name it with --validation")
+    _check_contradictions(settings)
     check_scripts(settings.scripts)
     if "languages" not in settings.skip:
         check_languages(settings.languages)
@@ -379,6 +381,15 @@ def _block_name(number: int) -> str:
 def _taken(report: dict[str, Any]) -> str:
     taken = {name: said["documents"] for name, said in report["filters"].items() if said["documents"]}
     return ", ".join(f"{name} took {count:,}" for name, count in taken.items()) or "it has none"
+
+
+def _check_contradictions(settings: CleanConfig) -> None:
+    if settings.remove_contaminated and not (settings.validation or settings.evaluation):
+        hint = "name texts held out: --evaluation FILE or --validation FILE; or leave --remove-contaminated out"
+        raise RungError("--remove-contaminated is given, and nothing to look for", hint)
+    if "length" not in settings.skip and settings.max_words and settings.min_words > settings.max_words:
+        problem = f"--min-words {settings.min_words} is over --max-words {settings.max_words}"
+        raise RungError(problem, "lower --min-words, which is 50 where it is not given, or raise --max-words")
 
 
 def _sources(names: Sequence[str]) -> list[Source]:
