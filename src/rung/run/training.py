@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -126,7 +127,7 @@ class Training:
             except KeyboardInterrupt:
                 raise Interrupted(
                     f"interrupted at once; {self.run.path} is at its last checkpoint",
-                    f"go on from there with: rung resume {self.run.path}",
+                    f"go on from there with: rung resume {shlex.quote(str(self.run.path))}",
                 ) from None
 
     def _train(self, stop: StopReason, check: Callable[[dict[str, Any], Progress], list[str]] | None) -> dict[str, Any]:
@@ -304,7 +305,8 @@ class Training:
         """Return the result of a run that had been done before, as its log has it."""
         path = self.run.path
         longer = "--steps N" + ("" if self.config.train.schedule == "constant" else " --reschedule")
-        self.say(f"{path} is done: {progress.step:,} steps; a longer run: rung resume {path} {longer}")
+        resume = f"rung resume {shlex.quote(str(path))} {longer}"
+        self.say(f"{path} is done: {progress.step:,} steps; a longer run: {resume}")
         self.best.mend(self.model.weights(), state, progress)
         log = self._recall()
         self._report()
@@ -404,7 +406,8 @@ class Training:
             kept = "saved"
         else:
             kept = f"not saved; the last checkpoint is of step {saved[-1]:,}" if saved else "not saved: no checkpoint"
-        self.say(f"stopped at step {progress.step:,} ({reason}), {kept}; go on with: rung resume {self.run.path}")
+        resume = f"rung resume {shlex.quote(str(self.run.path))}"
+        self.say(f"stopped at step {progress.step:,} ({reason}), {kept}; go on with: {resume}")
 
     def _result(
         self, progress: Progress, held_out: HeldOut | events.Evaluated | None, stopped: str | None
