@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from rung.corpus import cleaning, folder
+from rung.corpus import cleaning
+from rung.corpus.writer import CorpusWriter
 from rung.run import collecting
 from rung.tokens import writing
 
@@ -44,7 +45,7 @@ def test_a_corpus_says_whether_it_goes_on(rung, tmp_path, text, monkeypatch, sai
     monkeypatch.setitem(collecting.collect_files.__kwdefaults__, "shard_bytes", shard_bytes)
     words = ("corpus", "files", text, "--out", tmp_path / "corpus")
     with monkeypatch.context() as patch:
-        interrupted(patch, folder.CorpusWriter, "write", 100, said)
+        interrupted(patch, CorpusWriter, "write", 100, said)
         done = rung(*words)
     assert (done.status, tail(done)) == (3, [f"rung: {said or 'interrupted'}", hint])
     again = rung(*words)
@@ -61,6 +62,7 @@ def test_cleaning_says_whether_it_goes_on(rung, tmp_path, text, monkeypatch, at,
         interrupted(patch, cleaning.Judged, "save", at)
         done = rung(*words, "--out", tmp_path / "clean")
     assert (done.status, tail(done)) == (3, ["rung: interrupted", hint])
+    assert (tmp_path / ".clean.judged").exists() == (hint == GOES_ON)
     with monkeypatch.context() as patch:
         interrupted(patch, cleaning.Judged, "save", 1)
         assert rung(*words, "--report-only").status == 1  # which keeps nothing
@@ -82,7 +84,7 @@ def test_tokenizing_says_whether_it_goes_on(rung, tmp_path, text, monkeypatch, s
 def test_what_is_not_taken_up_ends_with_status_1(rung, tmp_path, text, monkeypatch):
     monkeypatch.setattr("rung.run.store.make_tokenizer", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     done = rung("tokenizer", "train", text, "--vocab-size", "300", "--out", tmp_path / "tokenizer.json")
-    assert (done.status, done.err) == (1, "\nrung: interrupted\n")
+    assert (done.status, done.err) == (1, "\nrung: interrupted\nhint: the same command begins again\n")
 
 
 @pytest.mark.parametrize("command", ["corpus files TEXT", "tokens build TEXT --tokenizer T"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -97,3 +98,34 @@ def test_no_flag_of_tokens_is_ignored(rung, bpe, text, here, words, problem, hin
     (here / "llm.bin").write_bytes(header.tobytes() + ids.tobytes())
     words = [str(text) if word == "TEXT" else word for word in words.split()]
     refused(rung(*words, "--tokenizer", bpe), problem, hint)
+
+
+# What is so
+
+
+def test_a_token_store_is_no_text(rung, text, bpe, here):
+    assert rung("tokens", "build", text, "--tokenizer", bpe, "--out", "a store").status == 0
+    for words in (["tokens", "build"], ["tokenizer", "train"], ["corpus", "files"]):
+        flags = ["--tokenizer", bpe] if words[0] == "tokens" else []
+        done = rung(*words, "a store", "--out", "out", *flags)
+        refused(done, "a store is a token store, and no text", "`rung train 'a store'` takes it")
+    refused(rung("corpus", "show", "a store"), "a store is a token store, and no text", "")
+
+
+def test_a_folder_of_text_is_no_token_store(rung, here):
+    (here / "documents").mkdir()
+    (here / "documents/thesis.txt").write_text(LINE)
+    refused(rung("tokens", "show", "documents"), "no token store at documents", "name a store")
+
+
+def test_rows_that_are_none_are_not_said_to_be_a_document(rung, here):
+    table = pytest.importorskip("pyarrow").table({"text": []})
+    importlib.import_module("pyarrow.parquet").write_table(table, here / "none.parquet")
+    refused(rung("corpus", "files", "none.parquet", "--out", "out"), "no text in none.parquet", "text in it")
+
+
+@pytest.mark.parametrize("name", ["works", "works/one.txt"])
+def test_raw_files_are_no_data_set(rung, here, name):
+    (here / "works").mkdir()
+    (here / "works/one.txt").write_bytes("国境の長いトンネル\n".encode("cp932"))
+    refused(rung("corpus", "aozora", name, "--hub", "--out", "out"), f"{name} is no data set", "leave --hub out")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pickle
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,14 @@ def test_mistakes_go_between_processes_whole():
     assert str(pickle.loads(pickle.dumps(UnknownCharacter("d", 3, "is odd", "see"))).at(10, "file")) == str(
         UnknownCharacter("d", 13, "is odd", "see", "file")
     )
+
+
+def test_an_interrupt_does_not_wait_for_what_was_begun():
+    began = time.monotonic()
+    with contextlib.suppress(KeyboardInterrupt), engine("local", 2) as made:
+        assert next(made.map(time.sleep, [0, 60, 60])) is None
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 30
 
 
 def test_without_ray_the_way_out_is_said(monkeypatch):

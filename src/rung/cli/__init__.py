@@ -57,8 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(file=sys.stderr)  # below the ^C
         kept = GOES_ON in getattr(interrupt, "__notes__", ())
-        goes_on = (GOES_ON if kept else BEGINS_AGAIN) if _is_resumable(arguments) else ""
-        return _failed(arguments, str(interrupt) or "interrupted", goes_on, 3 if goes_on else 1)
+        said, resumable = str(interrupt) or "interrupted", _is_resumable(arguments)
+        hint = (GOES_ON if kept else BEGINS_AGAIN) if resumable else "the same command begins again"
+        return _failed(arguments, said, hint, 3 if resumable else 1)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

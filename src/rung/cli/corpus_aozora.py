@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rung.cli.flags import Parser, print_result, say, typed
@@ -98,6 +99,8 @@ def _of_hub(parsed: Any, choices: Choices, default: str) -> int:
     from rung.run.corpus import aozora_of_hub
 
     name = parsed.sources[0] if parsed.sources else default
+    if Path(name).is_file() or (Path(name).is_dir() and not any(map(_is_data, Path(name).rglob("*")))):
+        raise RungError(f"{name} is no data set: it has no rows, as of JSON lines or Parquet", "leave --hub out")
     corpus = aozora_of_hub(name, parsed.out, choices, revision=parsed.revision, overwrite=parsed.overwrite, say=say)
     report = corpus.report
     text = [
@@ -154,7 +157,12 @@ def lines(corpus: Corpus) -> list[str]:
 
 # Helpers
 
+_DATA_SUFFIXES = {".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".arrow"}
 _HOW = (("jis", "JIS X 0213 number"), ("unicode", "Unicode number"), ("description", "description"))
+
+
+def _is_data(path: Path) -> bool:
+    return not _DATA_SUFFIXES.isdisjoint(path.suffixes)
 
 
 def _next(corpus: Corpus) -> str:

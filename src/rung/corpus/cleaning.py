@@ -105,8 +105,11 @@ def clean(
         work = Path(out).parent / f".{Path(os.path.normpath(out)).name}.judged"
         try:
             judgement = cleaning.judge(_kept(work, [made_from, about, data and dataclasses.asdict(data)]))
-        except KeyboardInterrupt as interrupt:
-            note_kept(interrupt, any(work.glob("block-*.npz")))
+        except BaseException as error:
+            kept = any(work.glob("block-*.npz"))
+            note_kept(error, kept)
+            if not kept:
+                shutil.rmtree(work, ignore_errors=True)
             raise
         if not (judgement.taken_by == STAYS).any():
             writer.abandon()

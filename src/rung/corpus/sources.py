@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -59,7 +60,8 @@ def resolve(sources: Sequence[str | Path]) -> list[Source]:
     are not taken; a path that exists is never read as a glob.
 
     Raises:
-        RungError: nothing named, a missing or empty file, a folder or glob without files, a file named twice.
+        RungError: nothing named, a missing or empty file, a token store, a folder or glob without files, a file named
+            twice.
     """
     if not sources:
         raise RungError("no text named", "name a file, a folder, a glob, or - for standard input")
@@ -107,6 +109,9 @@ def fingerprint(source: Source, full: bool = False) -> dict[str, Any]:
 # Helpers
 
 
+_OF_A_STORE = ("dataset.json", "tokenizer.json")  # what a token store has in it, beside its tokens
+
+
 def _resolve_one(name: str) -> list[Source]:
     if name == STDIN:
         return [_spooled(STDIN, sys.stdin.buffer)]
@@ -145,6 +150,9 @@ def _matching(pattern: str) -> list[Source]:
 
 
 def _folder(folder: Path) -> list[Source]:
+    if all((folder / name).is_file() for name in _OF_A_STORE):
+        hint = f"`rung train {shlex.quote(str(folder))}` takes it; here name the text that it was made of"
+        raise RungError(f"{folder} is a token store, and no text", hint)
     if not os.access(folder, os.R_OK | os.X_OK):
         raise RungError(f"{folder} cannot be read: permission denied", "make the folder readable")
     name = Path(folder.name or folder.resolve().name)

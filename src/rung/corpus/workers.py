@@ -49,6 +49,9 @@ def engine(name: EngineName, workers: int = 0) -> Iterator[Engine]:
     made = _Ray(workers) if name == "ray" else _Local(workers or cores())
     try:
         yield made
+    except KeyboardInterrupt:
+        made.stop()
+        raise
     finally:
         made.close()
 
@@ -83,6 +86,12 @@ class _Local:
         except BrokenProcessPool:
             problem = "a worker process was killed, as the system does when memory runs out"
             raise RungError(problem, "take fewer --workers; the same command goes on from here") from None
+
+    def stop(self) -> None:
+        """End at once: what is begun is not waited for."""
+        if self._pool is not None:
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
 
     def close(self) -> None:
         if self._pool is not None:
@@ -130,6 +139,9 @@ class _Ray:
         finally:
             for one in waiting:
                 self._ray.cancel(one, force=True)
+
+    def stop(self) -> None:
+        """Nothing more: tasks that are left are cancelled where they are waited for."""
 
     def close(self) -> None:
         if self._began:

@@ -60,7 +60,7 @@ def collect_files(
                     writer.write(document.name, itertools.chain([first], document.pieces), document.metadata)
                 if read > before:
                     writer.mark(state)
-        return _finished(writer, read, empty, left_out)
+        return _finished(writer, ", ".join(map(str, sources)), read, empty, left_out)
 
 
 def collect_hub(
@@ -124,7 +124,7 @@ def collect_hub(
                 f"and {n_documents:,} are asked",
                 f"ask for --documents {writer.documents}, or leave it out",
             )
-        return _finished(writer, read, empty, source.left_out)
+        return _finished(writer, f"{name}, {split!r}", read, empty, source.left_out)
 
 
 # Helpers
@@ -139,9 +139,7 @@ def _say_resumed(writer: CorpusWriter, say: Say) -> None:
         say(f"going on after {plural(writer.resumed, 'document')} written before")
 
 
-def _finished(writer: CorpusWriter, read: int, empty: int, left_out: Counter[str]) -> Corpus:
+def _finished(writer: CorpusWriter, name: str, read: int, empty: int, left_out: Counter[str]) -> Corpus:
     if not writer.documents:
-        raise RungError(
-            f"no text in {plural(read, 'document')}, which is all there is", "name a source that has text in it"
-        )
+        raise RungError(f"no text in {name}", "name a source that has text in it")
     return writer.finish({"read": read, "empty": empty, "left_out": dict(sorted(left_out.items()))})

@@ -29,6 +29,7 @@ from rung.run.folder import CONFIG, Run
 from rung.run.tokens import open_store, tokenizer_of
 from rung.tokens.look import MOST_TOKENS, look_at_split, windows
 from rung.tokens.mixture import MixedStore, Store, parts, training_batches
+from rung.tokens.store import DATASET
 from rung.tokens.tokenizer import Tokenizer
 
 _LEAST_CHARS = 20  # of a document whose language is told
@@ -141,7 +142,7 @@ def look_at_tokens(
 
 def _opened(paths: Sequence[str], tokenizer_file: str | Path | None) -> tuple[Store, Tokenizer]:
     first = Path(paths[0])
-    if not first.exists():
+    if not first.is_file() and not (first / DATASET).is_file():
         raise RungError(f"no token store at {first}", "name a store, a file of ids, or a run")
     tokenizer = tokenizer_of(first, tokenizer_file or "", allow_lossy=True)  # nothing is encoded
     return open_store([Path(path) for path in paths], tokenizer, None, ()), tokenizer
