@@ -88,14 +88,20 @@ BROKEN = {
     "odd.bin": (b"\1\0\2", "no whole number of uint16"),
     "empty.bin": (b"", "holds no tokens"),
     "header-only.bin": (struct.pack("<3i", 20240520, 1, 100) + bytes(1012), "its header says 1,224"),
-    "longer.bin": (struct.pack("<3i", 20240520, 1, 3) + bytes(1012) + bytes(8), "1,032 bytes, and its header says 1,030"),
+    "longer.bin": (
+        struct.pack("<3i", 20240520, 1, 3) + bytes(1012) + bytes(8),
+        "1,032 bytes, and its header says 1,030",
+    ),
     "negative.bin": (struct.pack("<3i", 20240520, 1, -5) + bytes(1012), "its header says"),
     "magic.npy": (b"not numpy at all", "is not a .npy file"),
     "nothing.npy": (b"", "is not a .npy file"),
     "huge.npy": (npy("{'descr': '<u2', 'fortran_order': False, 'shape': (3,)}" + " " * 30_000), "is not a .npy file"),
     "version.npy": (b"\x93NUMPY\x09\x00" + bytes(40), "version 9.0 of the format"),
     "cut.npy": (npy("{'descr': '<u2', 'fortran_order': False, 'shape': (9,)}\n", bytes(10)), "bytes, and its header"),
-    "longer.npy": (npy("{'descr': '<u2', 'fortran_order': False, 'shape': (1,)}\n", bytes(10)), "bytes, and its header"),
+    "longer.npy": (
+        npy("{'descr': '<u2', 'fortran_order': False, 'shape': (1,)}\n", bytes(10)),
+        "bytes, and its header",
+    ),
     "float.npy": (
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}\n", bytes(4)),
         "float32 .1., not one row",

@@ -6,10 +6,14 @@ import importlib.util
 import itertools
 import json
 import lzma
+import os
 import random
+import signal
 import subprocess
 import sys
 import tarfile
+import threading
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from rung.config import TokenizerConfig
 from rung.corpus.documents import Document, even_pieces
 from rung.errors import RungError
+from rung.tokens import learner, training
 from rung.tokens.tokenizer import END, StreamDecoder, Tokenizer
 
 # Awkward for somebody's tokenizer, some time.
@@ -391,8 +396,6 @@ def test_one_line_without_a_space_trains_and_encodes_in_bounded_memory_and_time(
 
 
 def test_text_beyond_the_training_memory_is_sampled_by_key_and_said():
-    from rung.tokens import training
-
     pieces = [f"{k:07d}" * 2000 for k in range(100)]
     memory = 96 * 200_000  # so much of distinct text
     config = TokenizerConfig(vocab_size=300, training_memory=memory)
@@ -422,8 +425,6 @@ def test_half_of_all_pieces_have_each_next_rank():
 
 
 def test_a_text_of_one_piece_is_learned_from_whatever_the_memory():
-    from rung.tokens import training
-
     assert training._sample(["ab " * 100_000], 1 << 20)[1].used_bytes == 300_000
     sample, _ = training._sample([f"{k}" * 50_000 for k in range(20)], 1 << 20)
     assert len(sample) == 1
@@ -450,3 +451,41 @@ def test_one_line_of_100_mb_without_a_space_stays_under_2_gb(tmp_path):
     command = [sys.executable, "-c", script, str(path), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 2_000_000
+
+
+LONG = ["".join(map(chr, np.random.default_rng(k).integers(0x4E00, 0x9000, 1 << 16))) for k in range(24)]
+
+
+def test_a_process_of_its_own_learns_the_same(monkeypatch):
+    texts = ["it was the best of times, it was the worst of times \n" * 40, "雪国 é " * 40, ""]
+    config = TokenizerConfig(vocab_size=320)
+    here = Tokenizer.train([Document(text, iter([text])) for text in texts], config)
+    monkeypatch.setattr(training, "_APART_BYTES", 0)
+    monkeypatch.setattr(training, "learn", None)
+    assert Tokenizer.train([Document(text, iter([text])) for text in texts], config).hash == here.hash
+
+
+def test_learning_ends_soon_after_an_interrupt_and_so_does_its_process(monkeypatch):
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(learner.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[0])
+    interrupt = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.train([Document("long", iter(LONG * 4))], TokenizerConfig(vocab_size=30_000))
+    assert time.monotonic() - begun < 3.0
+    assert started[0].poll() is not None
+
+
+def test_a_killed_process_is_said_in_a_line(monkeypatch):
+    popen = subprocess.Popen
+
+    def killed(*given, **named):
+        process = popen(*given, **named)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(learner.subprocess, "Popen", killed)
+    with pytest.raises(RungError, match="was killed, as the system does when memory runs out"):
+        Tokenizer.train([Document("long", iter(LONG))], TokenizerConfig())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rung.corpus.documents import utf8_length
 from rung.errors import RungError
-from rung.tokens import engines
+from rung.tokens.learner import learn, learn_apart
 
 if TYPE_CHECKING:
     import tokenizers
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 # words of the text, and the text itself, may come to; both are exceeded by text that is then sampled.
 _DISTINCT = 1 / 96
 _HELD = 1 / 6
-# Each merge rewrites whole words, so that the time for runs without a space grows with their length: they are cut for
-# learning. Text is encoded uncut.
-_RUN_CHARS = 16
+_APART_BYTES = 1 << 19  # of text; what more takes is learned from where Ctrl-C ends it
 _KEY = b"rung tokenizer"  # fixed, so that a text has one sample
 
 
@@ -43,25 +41,12 @@ def train_bpe(
     Raises:
         RungError: no text at all.
     """
-    import tokenizers
-    from tokenizers import pre_tokenizers, trainers
-
     sample, text = _sample(pieces, memory)
     if not sample:
         raise RungError("no text to learn a tokenizer from", "name a file that has text in it")
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        show_progress=False,
-        special_tokens=[tokenizers.AddedToken(end, special=True, normalized=False)],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    learner = engines.byte_level_bpe({}, [], None)
-    runs = pre_tokenizers.Split(tokenizers.Regex(rf"\S{{{_RUN_CHARS}}}"), "isolated")
-    learner.pre_tokenizer = pre_tokenizers.Sequence([runs, engines.byte_level()])
-    learner.train_from_iterator(sample, trainer)
-    learner.pre_tokenizer = engines.byte_level()
-    return learner, text
+    # A moment's work is not worth a process.
+    learner = learn if text.used_bytes <= _APART_BYTES else learn_apart
+    return learner(sample, end, vocab_size, min_frequency), text
 
 
 def _sample(pieces: Iterable[str], memory: int) -> tuple[list[str], TrainingText]:
