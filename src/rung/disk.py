@@ -6,9 +6,10 @@ import contextlib
 import glob
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,6 +56,39 @@ def publish(folder: Path, path: Path) -> None:
     folder.rename(path)
     if aside:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_replaceable(folder: Path, files: Iterable[str], folders: Iterable[str], hint: str) -> None:
+    """Refuse to replace a folder that holds anything but what Rung writes there.
+
+    Args:
+        folder: that is to be replaced, and so removed with all that is in it.
+        files: what their names may be, as regular expressions; also where they are half written.
+        folders: the names of those that are Rung's whole.
+        hint: what to do instead.
+
+    Raises:
+        RungError: something else is in it; the first by name is named.
+    """
+    known = re.compile("|".join(rf"{name}(\.tmp)?|\.{name}\.\d+\.partial" for name in files))
+    for entry in sorted(folder.iterdir()):
+        if not (entry.name in folders if entry.is_dir() else known.fullmatch(entry.name)):
+            raise RungError(f"{entry} is not Rung's, and would be removed with {folder}", hint)
+
+
+def check_apart(out: Path, sources: Iterable[Path]) -> None:
+    """Refuse to make a folder within one of its sources, or in place of what holds one.
+
+    Raises:
+        RungError: ``out`` lies in a source or a source in it.
+    """
+    for source in sources:
+        if out.resolve() == source.resolve():
+            raise RungError(f"{out} would be made of itself", "name another folder with --out")
+        if out.resolve().is_relative_to(source.resolve()):
+            raise RungError(f"{out} is in {source}, which it is made of", "name another folder with --out")
+        if source.resolve().is_relative_to(out.resolve()):
+            raise RungError(f"{source} is in {out}, which would be replaced", "name another folder with --out")
 
 
 def make_public(path: Path) -> None:

@@ -101,6 +101,29 @@ def test_a_look_at_tokens(rung, store, here):
     assert told["splits"]["train"]["looked_at"] == told["splits"]["train"]["tokens"]
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("corpus clean corpus --out corpus/clean", "corpus/clean is in corpus, which it is made of"),
+        ("corpus clean corpus --validation held --out held --overwrite", "held would be made of itself"),
+        ("corpus files corpus --out corpus/files", "corpus/files is in corpus, which it is made of"),
+        ("corpus files corpus/documents-00000.jsonl --out corpus --overwrite", "corpus, which would be replaced"),
+        ("tokens build corpus --tokenizer BPE --out corpus/store", "corpus/store is in corpus, which it is made of"),
+        ("tokens import SHARD --tokenizer BPE --out store --overwrite", "is in store, which would be replaced"),
+        ("train store --run store/run", "store/run is in store, which it trains on"),
+    ],
+)
+def test_nothing_is_made_within_its_own_source_nor_in_place_of_it(rung, text, bpe, store, here, words, problem):
+    for name in ("corpus", "held"):
+        assert rung("corpus", "files", text, "--out", name).status == 0
+    (shard,) = (path.relative_to(here) for path in store.glob("train-*"))
+    before = {path: path.is_file() and path.read_bytes() for path in here.rglob("*")}
+    done = rung(*({"BPE": bpe, "SHARD": shard}.get(word, word) for word in words.split()))
+    assert (done.status, len(done.err.splitlines())) == (2, 2), done.err
+    assert problem in done.err
+    assert {path: path.is_file() and path.read_bytes() for path in here.rglob("*")} == before
+
+
 def test_a_store_is_shown_with_the_tokenizer_that_made_it_and_no_other(rung, bpe, store, here, text):
     rung("tokenizer", "train", text, "--vocab-size", 260, "--out", "other.json")
     done = rung("tokens", "show", "store", "--tokenizer", "other.json")

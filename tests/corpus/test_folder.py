@@ -176,6 +176,11 @@ def test_what_is_there_is_kept_unless_asked_and_only_a_corpus_is_replaced(tmp_pa
     (tmp_path / "mine").mkdir()
     with pytest.raises(RungError, match="is not a corpus"):
         write(tmp_path / "mine", ["new"], overwrite=True)
+    for name in ("documents-mine.jsonl", "notes.txt"):
+        (tmp_path / "c" / name).write_text("years of work")
+    with pytest.raises(RungError, match=r"c/documents-mine\.jsonl is not Rung's, and would be removed with"):
+        write(tmp_path / "c", ["newer"], overwrite=True)
+    assert [text for _, text, _ in read(tmp_path / "c")] == ["new"]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["c", "mine"]
 
 

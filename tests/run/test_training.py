@@ -156,6 +156,12 @@ def test_only_runs_are_overwritten(train_tiny, tmp_path):
     with pytest.raises(RungError, match="is not a run"):
         train_tiny(tmp_path, overwrite=True)
     assert (tmp_path / "precious.txt").read_text() == "years of work"
+    train_tiny(tmp_path / "run", {"train.steps": 1})
+    (tmp_path / "run/notes").mkdir()
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(RungError, match="run/notes is not Rung's, and would be removed with"):
+        train_tiny(tmp_path / "run", overwrite=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_is_not_replaced_by_one_on_its_own_tokens(train_tiny, tmp_path):

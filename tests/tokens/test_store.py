@@ -409,6 +409,10 @@ def test_a_store_is_replaced_only_when_asked_and_only_when_the_new_one_is_whole(
     monkeypatch.undo()
     build_store([novels[0]], tokenizer, out, DataConfig(), overwrite=True)
     assert len(TokenStore.open(out).split("train").document_starts) == 1
+    (out / "mine").mkdir()
+    with pytest.raises(RungError, match="store/mine is not Rung's, and would be removed with"):
+        build_store([novels[0]], tokenizer, out, DataConfig(), overwrite=True)
+    assert (out / "mine").is_dir()
     assert [path.name for path in out.parent.iterdir()] == ["store"]
 
 

@@ -26,6 +26,7 @@ from rung.corpus.judging import EXAMPLES, FILTERS, STAYS, Block, Judged, judge_b
 from rung.corpus.sources import Source, fingerprint, resolve
 from rung.corpus.workers import Engine
 from rung.corpus.writer import CorpusWriter
+from rung.disk import check_apart
 from rung.errors import RungError, note_kept
 
 _FORMAT = 1  # of what is kept; another one is begun anew
@@ -99,6 +100,7 @@ def clean(
             return Cleaned(cleaning.judge(Path(folder)).report, None)
     if Path(out).resolve() == corpus.path.resolve():
         raise RungError(f"{out} is the corpus itself", "name another folder with --out")
+    check_apart(Path(out), [corpus.path, *(source.path for source in held_out)])
     made_from = [_fingerprint(one) for one in (_as_source(corpus), *held_out)]
     about = {"cleaned": corpus.kind, **dataclasses.asdict(settings)}
     with CorpusWriter(out, "clean", sources=made_from, settings=about, overwrite=overwrite) as writer:

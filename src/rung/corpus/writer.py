@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from rung.corpus.folder import CORPUS, COUNTED, FORMAT, LAST, Corpus, Shard, is_corpus
-from rung.disk import cannot, locked, publish, write_json
+from rung.disk import cannot, check_replaceable, locked, publish, write_json
 from rung.errors import GOES_ON, RungError, note_kept
 
 SHARD_BYTES = 64 << 20  # a shard is closed at the first document that ends beyond
@@ -255,3 +255,5 @@ def _check_replaceable(out: Path, overwrite: bool) -> None:
         raise RungError(f"{out} exists", "name another folder, or replace it with --overwrite")
     if not is_corpus(out):
         raise RungError(f"{out} is not a corpus, so it is not overwritten", "name another folder with --out")
+    files = (re.escape(CORPUS), r"documents-\d{5,}\.jsonl")
+    check_replaceable(out, files, (), "move it elsewhere, or name another folder with --out")

@@ -14,6 +14,7 @@ from rung.corpus.folder import Corpus
 from rung.corpus.hub import HubDataset
 from rung.corpus.sources import fingerprint, resolve
 from rung.corpus.writer import SHARD_BYTES, CorpusWriter
+from rung.disk import check_apart
 from rung.errors import RungError
 from rung.report.progress import track
 from rung.report.words import plural
@@ -36,6 +37,7 @@ def collect_files(
         RungError: unreadable text, no document with text, something at ``out`` already, a disk that is full.
     """
     files = resolve(sources)
+    check_apart(Path(out), (file.path for file in files))
     made_from = [_as_source(fingerprint(file)) for file in files]
     settings = {name: getattr(data, name) for name in ("encoding", "format", "text_column", "separator")}
     with CorpusWriter(

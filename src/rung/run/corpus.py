@@ -9,6 +9,7 @@ from rung.corpus import sources as corpus_sources
 from rung.corpus.aozora.build import Choices, Say, build_from_files, build_from_rows
 from rung.corpus.folder import Corpus
 from rung.corpus.hub import HubDataset
+from rung.disk import check_apart
 from rung.report.progress import track
 
 
@@ -19,6 +20,7 @@ def aozora(sources: Sequence[str], out: str | Path, choices: Choices, *, overwri
         RungError: no text file, a file of no encoding that is known, fewer works than asked for, something at ``out``.
     """
     files = corpus_sources.resolve(sources)
+    check_apart(Path(out), (file.path for file in files))
     with track(sum(file.size for file in files), "reading Aozora Bunko") as on_progress:
         return build_from_files(files, out, choices, overwrite=overwrite, on_progress=on_progress, say=say)
 

@@ -28,6 +28,12 @@ WEIGHTS = "model.safetensors"
 DATA = "data.json"
 LOCK = "lock"
 LINEAGE = "lineage.json"
+# All that Rung writes in a run folder.
+FILES = (
+    *(CONFIG, ENVIRONMENT, TOKENIZER, METRICS, SAMPLES, WEIGHTS, DATA, LOCK, LINEAGE),
+    *("latest", "best", "report.html", "loss.png"),
+)
+FOLDERS = (TOKENS, "checkpoints", "diverged", "profile", "tensorboard", "wandb")
 
 _LOCK_TRIES = 5
 

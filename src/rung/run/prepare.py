@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import shutil
 import tempfile
@@ -17,13 +18,13 @@ from rung import config as settings
 from rung.config import Config
 from rung.corpus import sources as corpus_sources
 from rung.corpus.documents import documents, text_size
-from rung.disk import cannot, make_public, publish
+from rung.disk import cannot, check_replaceable, make_public, publish
 from rung.errors import RungError
 from rung.model.decoder import with_vocabulary
 from rung.report.progress import track
 from rung.report.words import plural
 from rung.run.choose import choose
-from rung.run.folder import CONFIG, ENVIRONMENT, TOKENIZER, TOKENS, held
+from rung.run.folder import CONFIG, ENVIRONMENT, FILES, FOLDERS, TOKENIZER, TOKENS, held
 from rung.run.tokens import is_tokens, open_store, say_of_in_place, tokenizer_of
 from rung.tokens.mixture import MixedStore, Store, check_weights, parts
 from rung.tokens.store import TokenStore, build_store
@@ -337,5 +338,6 @@ def _check_free(path: Path, overwrite: bool) -> None:
         raise RungError(f"{path} exists already", continues if is_run else "choose another place with --run")
     if not is_run:
         raise RungError(f"{path} is not a run, so it is not overwritten", "choose another place with --run")
+    check_replaceable(path, map(re.escape, FILES), FOLDERS, "move it elsewhere, or choose another place with --run")
     with held(path):  # refused while another process trains in it
         pass

@@ -19,7 +19,7 @@ from rung.run.prepare import Say, make_tokenizer
 from rung.run.tokens import say_of_in_place
 from rung.tokens.files import BinType
 from rung.tokens.importing import import_store
-from rung.tokens.store import DATASET, TokenStore, build_store
+from rung.tokens.store import TokenStore, build_store, check_free
 from rung.tokens.tokenizer import Tokenizer
 
 
@@ -43,8 +43,7 @@ def build(
         RungError: unreadable text, a tokenizer that is missing or lossy, something at ``out`` already; an engine that
             is not installed or does not answer.
     """
-    if overwrite and Path(out).exists() and not (Path(out) / DATASET).is_file():
-        raise RungError(f"{out} is not a token store, so it is not overwritten", "name another folder with --out")
+    check_free(Path(out), overwrite, ())
     tokenizer = Tokenizer.load(tokenizer_file, allow_lossy=allow_lossy)
     files = corpus_sources.resolve(sources)
     with contextlib.ExitStack() as stack:
@@ -77,8 +76,7 @@ def import_tokens(
         RungError: as ``rung.tokens.importing.import_store``; a tokenizer that is missing or lossy.
     """
     out = Path(out) if out else Path("tokens") / Path(files[0]).stem
-    if overwrite and out.exists() and not (out / DATASET).is_file():
-        raise RungError(f"{out} is not a token store, so it is not overwritten", "name another folder with --out")
+    check_free(out, overwrite, ())
     tokenizer = Tokenizer.load(tokenizer_file, allow_lossy=allow_lossy)
     sizes = [Path(file).stat().st_size for file in [*files, *validation] if Path(file).is_file()]
     with track(sum(sizes), "looking at every id") as on_progress:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rung import config as settings
 from rung.config import Config
+from rung.corpus.folder import is_corpus
 from rung.errors import RungError
 from rung.mesh import make_mesh
 from rung.model import Decoder
@@ -18,6 +19,7 @@ from rung.report.trackers import check_trackers
 from rung.run.folder import ENVIRONMENT, Run, environment, record_data, write_config
 from rung.run.prepare import Say, new_folder, prepare
 from rung.run.starting import Start, begin, open_start
+from rung.run.tokens import is_tokens
 from rung.run.training import Training, say_to_standard_error
 from rung.tokens.mixture import keep_apart, parts, paths_of
 
@@ -104,6 +106,8 @@ def _refuse_own(sources: Sequence[str], folder: Path) -> None:
     for source in sources:
         if folder.exists() and Path(source).resolve().is_relative_to(folder.resolve()):
             raise RungError(f"{source} is in {folder}, which would be replaced", "choose another place with --run")
+        if (is_tokens(source) or is_corpus(source)) and folder.resolve().is_relative_to(Path(source).resolve()):
+            raise RungError(f"{folder} is in {source}, which it trains on", "choose another place with --run")
 
 
 def _check_profile(profile: tuple[int, int] | None, steps: int) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from rung.disk import write_json
-from rung.errors import RungError
 from rung.tokens.files import BinType, blocks, check_starts, count_ids, listed_starts
 from rung.tokens.in_place import at, lay_out, placed
-from rung.tokens.store import DATASET, TOKENIZER, VERSION, TokenStore, new_store
+from rung.tokens.store import DATASET, TOKENIZER, VERSION, TokenStore, check_free, new_store
 from rung.tokens.tokenizer import Tokenizer
 
 OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -48,8 +47,7 @@ def import_store(
             tokenizer does not know, and a document of the file's list that does not follow an end of text.
     """
     out = Path(out)
-    if out.exists() and not overwrite:
-        raise RungError(f"{out} exists", "name another folder with --out, or replace it with --overwrite")
+    check_free(out, overwrite, [Path(file) for file in (*files, *validation)])
     info = lay_out(
         [Path(file) for file in files],
         tokenizer,

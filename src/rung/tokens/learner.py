@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 from rung.errors import RungError
 from rung.tokens import engines
@@ -88,7 +88,7 @@ def learn_apart(pieces: Iterable[str], end: str, vocab_size: int, min_frequency:
     return tokenizers.Tokenizer.from_str(learned.decode())
 
 
-def _send(pipe: BinaryIO, text: str | None) -> None:
+def _send(pipe: IO[bytes], text: str | None) -> None:
     """Write a text and its length before it; ``None``: the last has been written."""
     data = None if text is None else text.encode("utf-8", "surrogatepass")
     pipe.write((-1 if data is None else len(data)).to_bytes(_LENGTH_BYTES, "little", signed=True))
@@ -98,12 +98,12 @@ def _send(pipe: BinaryIO, text: str | None) -> None:
         pipe.write(data)
 
 
-def _received(pipe: BinaryIO) -> Iterator[str]:
+def _received(pipe: IO[bytes]) -> Iterator[str]:
     while (length := int.from_bytes(_exactly(pipe, _LENGTH_BYTES), "little", signed=True)) >= 0:
         yield _exactly(pipe, length).decode("utf-8", "surrogatepass")
 
 
-def _exactly(pipe: BinaryIO, length: int) -> bytes:
+def _exactly(pipe: IO[bytes], length: int) -> bytes:
     data = pipe.read(length)
     if len(data) < length:  # who asked has gone
         os._exit(1)

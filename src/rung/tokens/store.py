@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from rung.config import DataConfig
 from rung.corpus.documents import Document, OnProgress, Scan, documents, even_pieces, scan
 from rung.corpus.sources import Source, fingerprint, resolve
 from rung.corpus.workers import Engine
-from rung.disk import cannot, make_public, publish, write_json
+from rung.disk import cannot, check_apart, check_replaceable, make_public, publish, write_json
 from rung.errors import RungError
 from rung.tokens.encoding import encoded
 from rung.tokens.in_place import bare_tokens, open_splits
@@ -182,8 +183,7 @@ def build_store(
     shared = {source.path.resolve() for source in training} & {source.path.resolve() for source in validation}
     if shared:
         raise RungError(f"{sorted(shared)[0]} is both training and validation text", "hold out other files")
-    if out.exists() and not overwrite:
-        raise RungError(f"{out} exists", "name another folder, or replace it with --overwrite")
+    check_free(out, overwrite, [source.path for source in (*training, *validation)])
     made_from = {
         "data": {name: _plain(getattr(data, name)) for name in _SETTINGS},
         "sources": [fingerprint(source, full_hash) for source in training],
@@ -203,6 +203,24 @@ def build_store(
         writer.tidy()
         publish(writer.folder, out)
     return TokenStore.open(out)
+
+
+def check_free(out: Path, overwrite: bool, sources: Sequence[Path]) -> None:
+    """Look whether a store may be made at ``out``.
+
+    Raises:
+        RungError: something is there and is not to be replaced, is no store, or has in it what is not Rung's or what
+            the store is made of.
+    """
+    check_apart(out, sources)
+    if not out.exists():
+        return
+    if not overwrite:
+        raise RungError(f"{out} exists", "name another folder with --out, or replace it with --overwrite")
+    if not (out / DATASET).is_file():
+        raise RungError(f"{out} is not a token store, so it is not overwritten", "name another folder with --out")
+    files = (re.escape(DATASET), re.escape(TOKENIZER), rf"({'|'.join(SPLITS)})-\d{{5,}}-of-\d{{5,}}\.safetensors")
+    check_replaceable(out, files, (), "move it elsewhere, or name another folder with --out")
 
 
 @contextlib.contextmanager
