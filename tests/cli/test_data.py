@@ -124,6 +124,35 @@ def test_nothing_is_made_within_its_own_source_nor_in_place_of_it(rung, text, bp
     assert {path: path.is_file() and path.read_bytes() for path in here.rglob("*")} == before
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("corpus show a.txt --html a.txt", "a.txt is what is looked at"),
+        ("corpus show a.txt --html mine.html", "mine.html is not a page of Rung's, so it is not overwritten"),
+        ("corpus show corpus --html corpus/corpus.json", "corpus/corpus.json is in corpus, what is looked at"),
+        ("tokens show store --html a.txt", "a.txt is not a page of Rung's, so it is not overwritten"),
+        ("tokens show store --html store/new.html", "store/new.html is in store, what is looked at"),
+        ("tokenizer train a.txt --out a.txt --overwrite", "a.txt is no tokenizer, so it is not overwritten"),
+    ],
+)
+def test_a_file_is_replaced_by_its_own_kind_alone(rung, text, store, here, words, problem):
+    (here / "a.txt").write_bytes(text.read_bytes())
+    (here / "mine.html").write_text("<!DOCTYPE html><title>mine</title>")
+    assert rung("corpus", "files", text, "--out", "corpus").status == 0
+    before = {path: path.is_file() and path.read_bytes() for path in here.rglob("*")}
+    done = rung(*words.split())
+    assert (done.status, len(done.err.splitlines())) == (2, 2), done.err
+    assert done.err.startswith(f"rung: {problem}\n")
+    assert {path: path.is_file() and path.read_bytes() for path in here.rglob("*")} == before
+
+
+def test_a_page_and_a_tokenizer_are_replaced(rung, text, here):
+    for _ in range(2):
+        assert rung("corpus", "show", text, "--html", "page.html").status == 0
+        words = ("tokenizer", "train", text, "--vocab-size", 260, "--out", "t.json", "--overwrite")
+        assert rung(*words).status == 0
+
+
 def test_a_store_is_shown_with_the_tokenizer_that_made_it_and_no_other(rung, bpe, store, here, text):
     rung("tokenizer", "train", text, "--vocab-size", 260, "--out", "other.json")
     done = rung("tokens", "show", "store", "--tokenizer", "other.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from rung.train.events import Evaluated, Sampled
 MOST_SAMPLES = 12  # shown of each prompt
 ENDING_STEPS = 100  # the training loss is the mean over so many last steps, as in the result of a run
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"  # the page may fetch nothing
+_MARK = '<meta name="generator" content="Rung">'
+_HEAD_BYTES = 1024  # within which the mark stands
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ def document(title: str, body: str, *more_styles: str) -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{_MARK}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{safe(title)}</title>
@@ -129,6 +133,13 @@ def document(title: str, body: str, *more_styles: str) -> str:
 </body>
 </html>
 """
+
+
+def is_page(path: str | Path) -> bool:
+    """Return whether a file is a page that ``document`` made, which a new one may replace."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return _MARK.encode() in file.read(_HEAD_BYTES)
+    return False
 
 
 # What a reader wants first

@@ -17,7 +17,7 @@ from rung.model import Decoder
 from rung.model.weights import parameter_count
 from rung.report.comparison import Compared, Comparison, lines
 from rung.report.comparison_page import page, picture
-from rung.report.html import read_run
+from rung.report.html import is_page, read_run
 from rung.run.folder import CONFIG, DATA, Run
 from rung.run.prepare import Say
 from rung.run.runs import RUNS, look
@@ -122,7 +122,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _check_free(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / NUMBERS).is_file():
+    made = {"runs", "losses_compare", "curves"} <= _json(folder / NUMBERS).keys()
+    if (html := folder / HTML).exists() and not is_page(html):
+        raise RungError(f"{html} is not a page of Rung's, so it is not overwritten", "choose another place with --out")
+    if folder.is_dir() and any(folder.iterdir()) and not made:
         raise RungError(f"{folder} has files in it and is no comparison", "choose another place with --out")
     if folder.exists() and not folder.is_dir():
         raise RungError(f"{folder} is no folder", "choose another place with --out")

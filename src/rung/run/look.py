@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rung.report.data_page import (
     token_page,
     token_result,
 )
+from rung.report.html import is_page
 from rung.report.progress import track
 from rung.run.folder import CONFIG, Run
 from rung.run.tokens import open_store, tokenizer_of
@@ -50,9 +51,11 @@ def look_at_text(
         What was found, and ``lines`` for a terminal; ``html`` where a page was written.
 
     Raises:
-        RungError: unreadable text; the page cannot be written.
+        RungError: unreadable text; the page cannot be written, or would replace what is no page.
     """
     files = corpus_sources.resolve(sources)
+    if html is not None:
+        _check_page(Path(html), [file.path for file in files])
     with track(sum(file.size for file in files), "looking at the text") as on_progress:
         look = look_at(files, data, on_progress)
     about: dict[str, Any] = {}
@@ -95,8 +98,10 @@ def look_at_tokens(
         What was found, and ``lines`` for a terminal; ``html`` where a page was written.
 
     Raises:
-        RungError: no store or run there; no tokenizer; too few tokens for a window.
+        RungError: no store or run there; no tokenizer; too few tokens for a window; the page as in ``look_at_text``.
     """
+    if html is not None:
+        _check_page(Path(html), map(Path, paths))
     run = Run(paths[0]) if len(paths) == 1 and (Path(paths[0]) / CONFIG).is_file() else None
     if tokenizer_file and Path(paths[0]).is_dir():
         raise RungError(
@@ -146,6 +151,17 @@ def _opened(paths: Sequence[str], tokenizer_file: str | Path | None) -> tuple[St
         raise RungError(f"no token store at {first}", "name a store, a file of ids, or a run")
     tokenizer = tokenizer_of(first, tokenizer_file or "", allow_lossy=True)  # nothing is encoded
     return open_store([Path(path) for path in paths], tokenizer, None, ()), tokenizer
+
+
+def _check_page(html: Path, sources: Iterable[Path]) -> None:
+    """Refuse to write a page in place of anything but another page, or among what it is about."""
+    hint = "name another file with --html"
+    for source in sources:
+        if html.resolve().is_relative_to(source.resolve()):
+            where = "is" if html.resolve() == source.resolve() else f"is in {source},"
+            raise RungError(f"{html} {where} what is looked at", hint)
+    if html.exists() and not is_page(html):
+        raise RungError(f"{html} is not a page of Rung's, so it is not overwritten", hint)
 
 
 def _written(html: str | Path | None, page: Any) -> dict[str, Any]:

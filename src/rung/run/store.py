@@ -106,6 +106,8 @@ def train_tokenizer(
     out = Path(out)
     if out.is_dir() or (out.exists() and not overwrite):
         raise RungError(f"{out} exists", "name another file" if out.is_dir() else "replace it with --overwrite")
+    if out.exists() and not _is_tokenizer(out):
+        raise RungError(f"{out} is no tokenizer, so it is not overwritten", "name another file with --out")
     files = corpus_sources.resolve(sources)
     with cannot(f"write {out}", "name another file with --out"):
         # Before the work, which may be long.
@@ -115,3 +117,11 @@ def train_tokenizer(
         tokenizer = make_tokenizer(files, config, say)
         tokenizer.save(out)
     return tokenizer
+
+
+def _is_tokenizer(path: Path) -> bool:
+    try:
+        Tokenizer.load(path, allow_lossy=True)
+    except RungError:
+        return False
+    return True
