@@ -297,7 +297,7 @@ def summarize(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "tokens_per_second": {name: statistics.median(turn[name] for turn in rounds) for name in sides},
         "ratio": {name: spread([turn["ours"] / turn[name] for turn in rounds]) for name in sides[1:]},
-        "part_of_peak": {
+        "mfu": {
             name: spread([turn[name] * flops / turn["matrix_flops"] for turn in rounds]) for name in sides
         },
         "flops_per_token": flops,
@@ -389,7 +389,7 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
             _ratio(row["ratio"]["torch"]),
             f"{rate['transformers']:,.0f}" if second else "",
             _ratio(row["ratio"]["transformers"]) if second else "",
-            *(f"{100 * row['part_of_peak'][side]['median']:.0f}" for side in ("ours", "torch")),
+            *(f"{100 * row['mfu'][side]['median']:.0f}" for side in ("ours", "torch")),
             *(f"{row['compile_seconds'][side]:.1f}" for side in ("ours", "torch")),
             *(f"{row['peak_bytes'][side] / 1e6:,.0f}" for side in ("ours", "torch")),
         ]
@@ -420,7 +420,7 @@ def plot(entries: Sequence[dict[str, Any]]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     panels = (
         (axes[0], "tokens/s, ours over PyTorch's (median and all rounds)", lambda row: row["ratio"]["torch"]),
-        (axes[1], "part of the rate of a plain matrix product", lambda row: row["part_of_peak"]["ours"]),
+        (axes[1], "part of the rate of a plain matrix product", lambda row: row["mfu"]["ours"]),
     )
     for axis, title, value in panels:
         for number, name in enumerate(SHAPES):

@@ -119,7 +119,7 @@ def test_a_round_counts_only_if_nobody_else_worked_in_any_of_its_turns(still):
     summary = still.summarize(kept)
     assert summary["tokens_per_second"] == {"ours": 300.0, "torch": 150.0}
     assert summary["ratio"]["torch"] == {"median": 2.0, "lowest": 2.0, "highest": 2.0}
-    assert summary["part_of_peak"]["ours"]["median"] == 300 * 7 / 1400
+    assert summary["mfu"]["ours"]["median"] == 300 * 7 / 1400
     assert summary["outside_load"] == 0.02
 
 
@@ -219,6 +219,7 @@ def test_a_measurement_under_load_is_marked(load):
 # On a GPU
 
 
+@pytest.mark.slow
 def test_the_script_for_a_gpu_works_on_a_cpu_with_a_tiny_model():
     done = subprocess.run(
         ["sh", BENCHMARKS / "gpu.sh", "--try"],

@@ -10,7 +10,7 @@ from rung.cli.flags import Parser, print_result, say, typed
 from rung.cli.training_flags import add_training_flags, base_of, changes_of
 from rung.errors import RungError
 
-HEAD = ("attention", "batch", "tokens/s", "lowest to highest", "ms a step", "of peak", "compile", "planned", "taken")
+HEAD = ("attention", "batch", "tokens/s", "lowest to highest", "ms a step", "MFU", "compile", "planned", "peak memory")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,10 +25,11 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", default="5", metavar="N", help="measurements of each, of a second (default: 5)")
     add_training_flags(parser)
     parsed = parser.parse_args(arguments)
-    rounds = _at_least_one("--rounds", parsed.rounds)
-    batches = [_at_least_one("--batch", one) for one in parsed.batch.split(",")] if parsed.batch else []
+    rounds = _number("--rounds", parsed.rounds)
+    batches = [_number("--batch", one) for one in parsed.batch.split(",")] if parsed.batch is not None else []
     kind = settings.field_type(settings.Config, "compute.attention")
-    attentions = [typed("--attention", kind, one) for one in parsed.attention.split(",")] if parsed.attention else []
+    asked = parsed.attention.split(",") if parsed.attention is not None else []
+    attentions = [typed("--attention", kind, one) for one in asked]
     config, notes = settings.adapt(base_of(parsed) or settings.preset("demo"), changes_of(parsed), "flag")
     for note in notes:
         say(note)
@@ -37,13 +38,23 @@ def run(arguments: Sequence[str]) -> int:
 
     result = bench(config, say, batches=batches, attentions=attentions, rounds=rounds)
     print_result(result, parsed.json, "\n".join(_lines(result)))
+    if result["interrupted"]:
+        raise Interrupted("interrupted; the points above are whole", "name fewer with --batch and --attention")
     return 1 if all(row["failed"] for row in result["rows"]) else 0
 
 
-def _at_least_one(flag: str, text: str) -> int:
+class Interrupted(RungError):
+    """Ctrl-C in the middle of a sweep."""
+
+    status = 1
+
+
+def _number(flag: str, text: str) -> int:
+    """Return a number from 1 to what a batch may be."""
     number = typed(flag, int, text)
-    if number < 1:
-        raise RungError(f"{flag} is {text}", f"write 1 or more, as in {flag} 8")
+    settings.check_bounds(
+        flag, dict(settings.fields(settings.Config))["train.batch_size"].metadata["setting"], number, ""
+    )
     return number
 
 
@@ -55,7 +66,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     computed = "bfloat16" if result["compute_dtype"] == "bfloat16" else f"float32, products in {precision}"
     opening = [
         f"{count(result['parameters'])} parameters, context {count(result['context_length'])}, {computed}",
-        f"{result['devices']} x {result['device']}; peak of one {result['peak_flops'] / 1e12:,.3g} TFLOP/s "
+        f"{result['devices']} x {result['device']}; peak {result['peak_flops'] / 1e12:,.3g} TFLOP/s "
         f"({result['peak_source']})",
         "",
     ]
@@ -77,7 +88,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         count(middle),
         f"{count(lowest)} to {count(highest)}",
         f"{1000 * row['step_seconds'][0]:,.1f}",
-        f"{100 * row['part_of_peak']:.1f}%",
+        f"{100 * row['mfu']:.1f}%",
         f"{row['compile_seconds']:.1f} s{' (cache)' if row['compiled_before'] else ''}",
         size(row["planned_bytes"]),
         "" if row["peak_bytes"] is None else size(row["peak_bytes"]),

@@ -55,8 +55,8 @@ class Row:
         attention: asked. backend: that computes it.
         batch: sequences whose gradient is computed at once.
         tokens_per_second, step_seconds: medians over the rounds, and the lowest and the highest of them.
-        part_of_peak: nominal operations (``flops_per_token`` of the model) over what the devices can do: the MFU of
-            Chowdhery et al. 2022, arXiv:2204.02311.
+        mfu: model FLOPs utilization, nominal operations (``flops_per_token`` of the model) over what the devices can
+            do (Chowdhery et al. 2022, arXiv:2204.02311).
         compile_seconds: of tracing and compiling. compiled_before: the program came from JAX's cache on the disk.
         planned_bytes: a device's memory for a step as the compiler plans it, state and batch included.
         peak_bytes: what the point took at most on a device, by its runtime; of a CPU what the process grew by.
@@ -68,7 +68,7 @@ class Row:
     backend: str = ""
     tokens_per_second: tuple[float, float, float] | None = None
     step_seconds: tuple[float, float, float] | None = None
-    part_of_peak: float | None = None
+    mfu: float | None = None
     compile_seconds: float | None = None
     compiled_before: bool = False
     planned_bytes: int | None = None
@@ -89,33 +89,56 @@ def bench(
         attentions: values of ``compute.attention``; none: the config's own.
         rounds: measurements of each point.
 
+    Returns:
+        What is measured of several points stands in their rows, also what fails. ``interrupted``: Ctrl-C ended it, and
+        the rows are those of the points before it.
+
     Raises:
-        RungError: contradictions in the config, or a mesh of more devices than there are.
+        RungError: contradictions in the config, a mesh of more devices than there are, or the only point there is fails
+            by the user's mistake.
     """
+    if attentions:
+        config = settings.override(config, {"compute.attention": "auto"})  # nothing is computed in the config's own way
     config = settings.resolve(config)
     config = dataclasses.replace(config, model=with_vocabulary(config.model, expected_vocabulary(config)))
     mesh = make_mesh(config.mesh)
     device = mesh.devices.ravel()[0]
     model = Decoder.of(config)
+    # A CPU's product takes all of it, however many devices it stands for.
+    n_peaks = 1 if device.platform == "cpu" else mesh.devices.size
     peak = peak_of(device, model.matmul_precision)
     points = [
         (attention, batch)
         for attention in attentions or [config.compute.attention]
         for batch in batches or [config.train.micro_batch_size]
     ]
-    rows = []
+    rows: list[Row] = []
+    interrupted = False
     for attention, batch in points:
         say(f"attention {attention}, batch {batch}: compiling, then {rounds} rounds")
         changes = {"compute.attention": attention, "train.batch_size": batch, "train.micro_batch_size": batch}
         row = Row(attention, batch)
         try:
-            row = _measured(settings.resolve(settings.override(config, changes)), row, mesh, rounds, peak.flops)
+            row = _measured(settings.resolve(settings.override(config, changes)), row, mesh, rounds)
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            interrupted = True
+            break
         except RungError as error:
-            row = dataclasses.replace(row, failed=error.problem)
+            if len(points) == 1:
+                raise
+            row = dataclasses.replace(row, failed="; ".join(filter(None, (error.problem, error.hint))))
         except (RuntimeError, ValueError) as error:
             # What a compiler or a device may say of a point is no reason to keep the others from being measured.
             row = dataclasses.replace(row, failed=_first_line(error))
         rows.append(row)
+    # What others do to a machine makes it slower, never faster: a measured peak is the higher of two.
+    peak = max(peak, peak_of(device, model.matmul_precision), key=lambda one: one.flops)
+    for number, row in enumerate(rows):
+        if row.tokens_per_second is not None:
+            share = row.tokens_per_second[0] * model.flops_per_token() / (peak.flops * n_peaks)
+            rows[number] = dataclasses.replace(row, mfu=share)
     return {
         "parameters": parameter_count(model.weights()),
         "context_length": config.model.context_length,
@@ -123,14 +146,15 @@ def bench(
         "matmul_precision": model.matmul_precision,
         "device": device.device_kind,
         "devices": mesh.devices.size,
-        "peak_flops": peak.flops,
+        "peak_flops": peak.flops * n_peaks,
         "peak_source": peak.source,
         "flops_per_token": model.flops_per_token(),
         "rows": [dataclasses.asdict(row) for row in rows],
+        "interrupted": interrupted,
     }
 
 
-def _measured(config: Config, row: Row, mesh: jax.sharding.Mesh, rounds: int, peak_flops: float) -> Row:
+def _measured(config: Config, row: Row, mesh: jax.sharding.Mesh, rounds: int) -> Row:
     """Return the row of one point, measured."""
     device = mesh.devices.ravel()[0]
     model = Decoder.of(config)
@@ -170,7 +194,6 @@ def _measured(config: Config, row: Row, mesh: jax.sharding.Mesh, rounds: int, pe
         row,
         tokens_per_second=_spread(rates),
         step_seconds=_spread(seconds),
-        part_of_peak=statistics.median(rates) * model.flops_per_token() / (peak_flops * mesh.devices.size),
         peak_bytes=memory.taken(),
     )
 
