@@ -113,7 +113,7 @@ def test_files_that_changed_in_between_are_begun_anew(sources, tmp_path, monkeyp
 
 def test_nothing_but_empty_documents_is_an_error_and_leaves_nothing(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(RungError, match="no text in .*a.jsonl"):
+    with pytest.raises(RungError, match=r"no text in .*a.jsonl"):
         collect_files([str(tmp_path / "a.jsonl")], tmp_path / "out", DataConfig(), say=quiet)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
