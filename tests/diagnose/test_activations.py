@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rung.config import Config, MeshConfig, override, resolve
+from rung.config import ComputeConfig, Config, MeshConfig, override, resolve
 from rung.diagnose import activations
 from rung.diagnose.activations import describe, examine, row_losses
 from rung.mesh import make_mesh
@@ -108,6 +108,18 @@ def test_an_overflow_is_named_where_it_happens(model, batch, keys, path, where):
     assert 1e37 < found.largest[0][1] < math.inf
     assert describe(found).startswith(f"first not finite: {where}; largest activation before it: ")
     assert describe(found).endswith(f"largest weight: {path} 5e+37")
+
+
+@pytest.mark.parametrize(("remat", "micro_batch_size"), [("block", 0), ("full", 2)])
+def test_a_gradient_that_overflows_in_a_layer_computed_again_is_named_in_it(batch, keys, remat, micro_batch_size):
+    model = decoder(n_layers=1)
+    weights = planted(model, {})
+    weights["layers"][0]["mlp"]["up"][0] = 0  # the first hidden unit is 0, and what it is multiplied by may be large
+    weights["layers"][0]["mlp"]["down"][:, 0] = np.geomspace(1e38, 3e38, 16)
+    found = examine(Decoder(model.config, ComputeConfig(remat=remat)), weights, batch, keys, micro_batch_size)
+    assert math.isfinite(found.loss)
+    assert found.first_not_finite.partition(",")[0] == "gradient of layers.0.mlp (dot_general)"
+    assert found.largest_weight[0] == "layers.0.mlp.down"
 
 
 def test_micro_batches_and_devices_find_the_same(model, batch, keys):

@@ -133,13 +133,30 @@ def test_each_pass_of_a_loop_is_seen_in_its_order():
     assert all(f.place[0] < b.place[0] for f in forward for b in backward)
 
 
-def test_of_other_operations_that_hold_code_the_results_are_seen():
-    def function(x):
-        y = jax.lax.cond(x[0] > 0, lambda x: x * 5, lambda x: x / 0, x)
-        return jax.lax.while_loop(lambda x: x[0] < 1000, lambda x: x * 2, y)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_of_a_condition_the_branch_that_is_taken_is_seen(number):
+    branches = [
+        jax.named_scope("fine")(lambda x: x * 5 + 1),
+        jax.named_scope("bad")(lambda x: x / 0),
+        jax.named_scope("loop")(lambda x: jax.lax.scan(lambda x, _: (x + 1, None), x, length=2)[0]),
+    ]
 
-    found = seen(function, jnp.array([2.0, 3.0]))
-    assert (found["x0 (cond)"], found["after x0 (while)"]) == (15, 1920)
+    def function(x, number):
+        return jnp.exp(0.1 * jax.lax.switch(number, branches, x))
+
+    found = seen(function, jnp.array([2.0, 3.0]), number, names=["x", None])
+    assert list(found) == ["x", "fine (mul)", "fine (add)", "bad (div)", "loop (add)", "after x (mul)", "after x (exp)"]
+    sizes = [size.tolist() for size in found.values()][1:5]
+    expected = [15.0, 16.0], [math.inf], [[4.0, 5.0]]
+    nothing = [0.0, 0.0], [0.0], [[0.0, 0.0]]
+    assert sizes == [size for at in range(3) for size in (expected if at == number else nothing)[at]]
+    result = [16.0, math.inf, 5.0][number]
+    assert found["after x (mul)"] == pytest.approx(0.1 * result)
+
+
+def test_of_other_operations_that_hold_code_the_results_are_seen():
+    found = seen(lambda x: jax.lax.while_loop(lambda x: x[0] < 1000, lambda x: x * 2, x), jnp.array([2.0, 3.0]))
+    assert found["x0 (while)"] == 1536
 
 
 def test_a_row_past_the_end_of_a_table_is_no_number():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from rung.config import ComputeConfig, TrainConfig, override, preset, preset_names, resolve
 from rung.errors import RungError
-from rung.model import Decoder
+from rung.model import Decoder, losses
 from rung.model.decoder import predicted_logit_variance
 from rung.model.weights import flatten, initialize, map_table
 from rung.train.optimizer import make_optimizer
@@ -284,6 +286,29 @@ def test_a_kernel_that_is_not_for_this_device_is_refused():
     # Text is generated all the same: with what there is here.
     states, _ = jax.eval_shape(lambda: model.prefill(weights, text, model.empty_cache(1)))
     assert states.shape == (1, 8, 32)
+
+
+def test_the_kernel_for_one_device_is_taken_where_the_batch_is_on_one(monkeypatch):
+    tpu = types.SimpleNamespace(platform="tpu", client=types.SimpleNamespace(platform_version=""))
+    monkeypatch.setattr(jax, "devices", lambda: [tpu] * 4)
+    config = scaled("gpt2-small", context_length=8, dropout=0.0).config
+    assert Decoder(config).attention_backend(segments=True).backend == "splash"
+    split = Decoder(config, devices=4).attention_backend(segments=True)
+    assert str(split) == "blocked (not splash: it runs on one device, and the batch is split over 4)"
+
+
+def test_each_device_has_its_part_of_a_chunk_of_logits(monkeypatch):
+    model = scaled("gpt2-small", context_length=16)
+    rows = {name: jax.ShapeDtypeStruct((4, 16), jnp.int32) for name in ("tokens", "targets")}
+    weights = jax.eval_shape(lambda: initialize(model.weights(), 0))
+    monkeypatch.setattr(losses, "chunk_bytes", lambda device: 4 * model.config.vocab_size * 4 * 4)
+
+    def widths(devices):
+        split = dataclasses.replace(model, devices=devices)
+        text = str(jax.make_jaxpr(lambda w, b: split.loss(w, b, None)[0])(weights, rows))
+        return {int(n) for n in re.findall(rf"f32\[4,(\d+),{model.config.vocab_size}\] = dot_general", text)}
+
+    assert (widths(1), widths(2), widths(4)) == ({4}, {8}, {16})
 
 
 def test_attention_says_what_it_is_computed_with():

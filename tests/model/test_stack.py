@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -10,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rung.config import Config, override, resolve
+from rung.config import ComputeConfig, Config, MeshConfig, override, resolve
+from rung.mesh import make_mesh, replicated
 from rung.model import Decoder
+from rung.model.stack import run_layers
 from rung.model.weights import flatten, initialize
-from rung.train.step import row_keys
+from rung.train.step import place, row_keys
 
 POLICIES = ["none", "dots", "block", "full"]  # from the most memory to the least
 LAYERS, ROWS, LENGTH = 9, 8, 32  # three groups of three layers under "full"
@@ -81,12 +84,53 @@ def test_each_policy_takes_less_memory(scan):
         assert less < 0.95 * more
 
 
+@pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("n_layers", [1, 2, 5, 7])
-def test_groups_of_any_number_of_layers(n_layers):
-    # Traced only: every layer is run once, each with its own weights.
-    model = deep(n_layers, compute__remat="full")
-    gradients = jax.eval_shape(lambda w: jax.grad(lambda w: model.loss(w, batch(), None)[0])(w), weights_of(model))
-    assert flatten(gradients).keys() == {weight.path for weight in model.weights()}
+def test_groups_of_any_number_of_layers(n_layers, scan):
+    def layer(number, w, x):
+        return jnp.tanh(x @ w["w"] + w["b"] + 0.1 * jnp.float32(number))
+
+    def tower(remat, scan_layers):
+        def summed(weights, x):
+            return jnp.sum(run_layers(layer, weights, x, ComputeConfig(remat=remat, scan_layers=scan_layers)) ** 2)
+
+        return jax.jit(jax.value_and_grad(summed, (0, 1)))
+
+    random = np.random.default_rng(n_layers)
+    weights = [
+        {"w": jnp.float32(random.normal(size=(3, 3))), "b": jnp.float32(random.normal(size=3))} for _ in range(n_layers)
+    ]
+    x = jnp.float32(random.normal(size=(2, 2, 3)))
+    expected = tower("none", False)(weights, x)
+    for one, other in zip(*map(jax.tree.leaves, (tower("full", scan)(weights, x), expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("remat", "scan"), [("block", False), ("full", False), ("block", True)])
+def test_over_several_devices(remat, scan):
+    mesh = make_mesh(MeshConfig(data=4))
+
+    def run(model):
+        weights = jax.device_put(initialize(model.weights(), 0), replicated(mesh))
+
+        def loss(weights, batch):
+            return model.loss(weights, batch, row_keys(0, 0, ROWS))[0]
+
+        arguments = weights, place(batch(), mesh)
+        program = jax.jit(jax.value_and_grad(loss)).lower(*arguments).compile()
+        return program(*arguments), program.memory_analysis().temp_size_in_bytes
+
+    split = {"compute__remat": remat, "compute__scan_layers": scan}
+    (loss, gradients), memory = run(dataclasses.replace(deep(4, **split), devices=4))
+    kept = dataclasses.replace(deep(4, compute__scan_layers=scan), devices=4)
+    (kept_loss, kept_gradients), more = run(kept)
+    assert memory < 0.8 * more
+    np.testing.assert_allclose(loss, kept_loss, rtol=1e-5)
+    gradients, kept_gradients = flatten(gradients), flatten(kept_gradients)
+    for path, gradient in gradients.items():
+        assert gradient.sharding.is_fully_replicated
+        scale = max(np.max(np.abs(kept_gradients[path])), 1)
+        np.testing.assert_allclose(gradient, kept_gradients[path], rtol=0, atol=1e-5 * scale, err_msg=path)
 
 
 def weights_of(model):

@@ -51,10 +51,10 @@ def watch(
     """Return ``(function(*arguments), sightings)``; to be called under ``jax.jit``.
 
     Values that depend on no floating-point argument are not looked at, nor are the results of operations that make
-    nothing larger than what they were given. Calls, rematerialisation and ``scan`` are looked into; of ``while``,
-    ``cond`` and other operations that hold code the results are. A constant put in place of values by ``where``, as
-    masked attention scores are, is by design: it counts for nothing until an operation other than sums and maxima
-    has taken it up.
+    nothing larger than what they were given. Calls, rematerialisation, ``scan`` and ``cond`` are looked into (in a
+    branch that is not taken all sizes are 0); of ``while`` and other operations that hold code the results are. A
+    constant put in place of values by ``where``, as masked attention scores are, is by design: it counts for nothing
+    until an operation other than sums and maxima has taken it up.
 
     Args:
         function: from arguments to a pytree of arrays.
@@ -112,7 +112,7 @@ def _operations(names: str) -> frozenset[str]:
 
 # Results that hold numbers of their operands and no others.
 _MOVES = _operations(
-    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice gather "
+    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice dynamic_update_slice gather name "
     "optimization_barrier pad reduce_precision reshape rev select_n slice split squeeze stop_gradient transpose"
 )
 # Results at most as large as their operands, or as a small number. (A gather is seen all the same: what it takes from a
@@ -121,10 +121,11 @@ _BOUNDED = (_MOVES - {"gather"}) | _operations(
     "abs argmax argmin atan2 ceil clamp cos cummax cummin erf erfc floor is_finite logistic max min neg reduce_max "
     "reduce_min reduce_window_max round scatter sign sin sort tanh top_k"
 )
-_KEEPS_ONE = _operations("broadcast_in_dim convert_element_type copy reshape squeeze stop_gradient transpose")
+_KEEPS_ONE = _operations("broadcast_in_dim convert_element_type copy name reshape squeeze stop_gradient transpose")
 _KEEPS_MASKS = _MOVES | _operations("abs add clamp max min neg reduce_max reduce_min sub")
 _CALLS = _operations("checkpoint closed_call core_call custom_jvp_call custom_vjp_call jit pjit remat remat2")
 
+_AGAIN = "rematted_computation"  # JAX's scope of what a backward pass computes again
 _LEAST_MASK = 1e4  # a smaller constant is no mask: it would mask nothing
 _NEAR_MASK = 1e-3  # what is added to a mask moves it by less than this part
 
@@ -132,10 +133,10 @@ _NEAR_MASK = 1e-3  # what is added to a mask moves it by less than this part
 class _Watcher:
     """Runs jaxprs, and collects sightings."""
 
-    def __init__(self, last_argument: str = "") -> None:
+    def __init__(self, last_argument: str = "", first_place: int = 0) -> None:
         self.sightings: list[Sighting] = []
         self.last_argument = last_argument
-        self._place = 0
+        self._place = first_place
 
     def see(self, value: _Value, name: str, is_argument: bool = False) -> None:
         x = jnp.asarray(value.array)
@@ -172,6 +173,8 @@ class _Watcher:
             return self.run(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), operands, scope)
         if name == "scan":
             return self._scan(parameters, operands, scope)
+        if name == "cond":
+            return self._cond(parameters["branches"], operands, scope)
         arrays = equation.primitive.bind(
             *(operand.array for operand in operands), **equation.primitive.get_bind_params(parameters)
         )
@@ -210,6 +213,41 @@ class _Watcher:
             self._add(dataclasses.replace(sighting, backwards=backwards), keep_place=True)
         self._place += 1
         return [_Value(array, watched=watched) for array in [*carried, *outputs]]
+
+    def _cond(self, branches: Sequence[ClosedJaxpr], operands: list[_Value], scope: str) -> list[_Value]:
+        number, given = operands[0], operands[1:]
+        self.last_argument = next((o.argument for o in given if o.argument is not None), self.last_argument)
+        arrays = [operand.array for operand in given]
+
+        def runner(branch: ClosedJaxpr, inside: _Watcher) -> Callable[..., Any]:
+            def run(*arrays: Any) -> Any:
+                values = [dataclasses.replace(value, array=array) for value, array in zip(given, arrays, strict=True)]
+                return [result.array for result in inside.run(branch, values, scope)], inside.sightings
+
+            return run
+
+        nothing: list[list[Sighting]] = []  # seen in each branch where it is not taken
+        places = [self._place]
+        for branch in branches:
+            inside = _Watcher(self.last_argument, places[-1])
+            _, shapes = jax.eval_shape(runner(branch, inside), *arrays)
+            nothing.append(jax.tree.map(jnp.zeros_like, shapes))
+            places.append(inside._place)
+
+        def taken(at: int) -> Callable[..., Any]:
+            run = runner(branches[at], _Watcher(self.last_argument, places[at]))
+
+            def run_one(*arrays: Any) -> Any:
+                results, seen = run(*arrays)
+                return results, [*nothing[:at], seen, *nothing[at + 1 :]]
+
+            return run_one
+
+        results, seen = jax.lax.switch(number.array, [taken(at) for at in range(len(branches))], *arrays)
+        self.sightings += [sighting for of_branch in seen for sighting in of_branch]
+        self._place = places[-1]
+        watched = any(operand.watched for operand in operands)
+        return [_Value(array, watched=watched) for array in results]
 
     def _add(self, sighting: Sighting, keep_place: bool = False) -> None:
         self.sightings.append(dataclasses.replace(sighting, place=(self._place, *sighting.place)))
@@ -254,13 +292,18 @@ def _known(primitive: str, operands: list[_Value], arrays: Sequence[Any]) -> lis
 
 
 def _name(scope: str, operation: str, argument: str, uses_it: bool) -> str:
-    """Return ``layers.2.mlp (dot_general)`` of a name stack as ``/transpose(jvp(layers.2))/mlp``."""
+    """Return ``layers.2.mlp (dot_general)`` of a name stack as ``/transpose(jvp(layers.2))/mlp``.
+
+    A value that the backward pass computes again is named as the first time, and is no gradient.
+    """
     parts = [part for part in re.sub(r"\b\w+\(|\)", "", scope).split("/") if part]
+    again = _AGAIN in parts
+    parts = [part for part in parts if part != _AGAIN]
     operation = " ".join([operation, *(part for part in parts if "->" in part)])  # an einsum's formula
     where = ".".join(part for part in parts if "->" not in part)
     if not where and argument:
         where = argument if uses_it else f"after {argument}"
-    where = f"gradient of {where}".removesuffix(" of ") if "transpose(" in scope else where
+    where = f"gradient of {where}".removesuffix(" of ") if "transpose(" in scope and not again else where
     return f"{where} ({operation})".lstrip()
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rung.errors import RungError
-from rung.model.layers import matmul_precision
+from rung.model.layers import capped, matmul_precision
 
 Backend = Literal["blocked", "cudnn", "splash"]
 
@@ -130,7 +130,7 @@ def choose(
     segments: bool = False,
     dropout: bool = False,
     device: jax.Device | None = None,
-    n_devices: int = 0,
+    n_devices: int = 1,
 ) -> Choice:
     """Return the backend for attention of a kind on a device: the one asked, or by ``auto`` the device's own if it can.
 
@@ -138,8 +138,8 @@ def choose(
         asked: ``compute.attention``.
         dtype, d_head: of queries, keys and values.
         soft_cap: whether there is one. segments: whether tokens see their own segment only. dropout: of weights.
-        device: ``None``: the default one.
-        n_devices: that the batch may be split over; 0: all there are.
+        device: one of those that compute it; ``None``: the default one.
+        n_devices: that the batch is split over, of however many there are.
 
     Raises:
         RungError: the backend asked cannot compute it here.
@@ -148,7 +148,7 @@ def choose(
     kind = _kind(device)
     obstacles = {
         "cudnn": _cudnn_obstacle(device, kind, dtype, d_head, soft_cap, segments, dropout),
-        "splash": _splash_obstacle(kind, dropout, n_devices or jax.device_count()),
+        "splash": _splash_obstacle(kind, dropout, n_devices),
     }
     if asked == "blocked":
         return Choice(asked, "as asked")
@@ -203,7 +203,7 @@ def _splash_obstacle(kind: str, dropout: bool, n_devices: int) -> str:
     if kind != "tpu":
         return f"it is for TPUs, and this is {_DEVICES.get(kind, kind)}"
     if n_devices > 1:
-        return f"it runs on one device, and there are {n_devices}"
+        return f"it runs on one device, and the batch is split over {n_devices}"
     return _lacks({"dropout of weights": dropout})
 
 
@@ -293,8 +293,7 @@ def _attend(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, form):
 
 def _attend_forward(q_BGRTK, k_BGSK, v_BGSK, seen, keep_BGRTS, form):
     scores = _scores(q_BGRTK, k_BGSK, form)
-    if form.soft_cap:
-        scores = form.soft_cap * jnp.tanh(scores / form.soft_cap)
+    scores = capped(scores, form.soft_cap)
     if seen is not None:
         scores = jnp.where(seen, scores, MASKED)
     largest = jnp.max(scores, -1, keepdims=True)

@@ -16,7 +16,7 @@ from rung.config import ComputeConfig, Config, ModelConfig
 from rung.model import layers
 from rung.model.attention import Backend, Choice, Keep, attention, cached_attention, choose
 from rung.model.dropout import dropout, keep_mask
-from rung.model.losses import Objective, capped, cross_entropy
+from rung.model.losses import Objective, cross_entropy
 from rung.model.stack import run_layers
 from rung.model.weights import Tree, Weight, WeightTable
 
@@ -53,17 +53,19 @@ def _at_precision(method: Callable) -> Callable:
 class Decoder:
     """A decoder of the shape of ``config``, resolved (``rung.config.resolve``) and with its vocabulary size known.
 
-    ``compute`` is how it is computed, which changes nothing of what it is; ``objective`` what training minimises.
+    ``compute`` is how it is computed, which changes nothing of what it is; ``objective`` what training minimises;
+    ``devices`` how many the rows of a batch are split over (``mesh.data``).
     """
 
     config: ModelConfig
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     objective: Objective = field(default_factory=Objective)
+    devices: int = 1
 
     @classmethod
     def of(cls, config: Config) -> Decoder:
         """Return the model that a resolved config, its vocabulary size known, describes and trains."""
-        return cls(config.model, config.compute, Objective.of(config.train))
+        return cls(config.model, config.compute, Objective.of(config.train), config.mesh.data)
 
     def __post_init__(self) -> None:
         assert self.config.vocab_size > 0, "the vocabulary size comes from the tokenizer before the model is built"
@@ -132,6 +134,7 @@ class Decoder:
                 soft_cap=self.config.logit_soft_cap,
                 label_smoothing=terms.label_smoothing,
                 z_loss=terms.z_loss,
+                devices=self.devices,
             )
         return loss_sum, targets, {"cross_entropy": plain}
 
@@ -155,7 +158,7 @@ class Decoder:
         logits = jax.lax.dot_general(
             x, head_VD.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
-        return capped(logits if bias_V is None else logits + bias_V, self.config.logit_soft_cap)
+        return layers.capped(logits if bias_V is None else logits + bias_V, self.config.logit_soft_cap)
 
     def empty_cache(self, batch_size: int) -> Cache:
         """Return a zeroed cache of keys and values for ``batch_size`` sequences of the context length."""
@@ -294,6 +297,7 @@ class Decoder:
             soft_cap=c.attention_soft_cap,
             segments=segments,
             dropout=dropout,
+            n_devices=self.devices,
         )
 
     @_named("mlp")

@@ -24,6 +24,11 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, n_in
     return y if bias is None else y + bias.astype(x.dtype)
 
 
+def capped(x: jax.Array, soft_cap: float) -> jax.Array:
+    """Return ``x`` brought smoothly within ``soft_cap`` of 0 (Gemma 2, arXiv:2408.00118); as it is where that is 0."""
+    return soft_cap * jnp.tanh(x / soft_cap) if soft_cap else x
+
+
 def matmul_precision() -> str | None:
     """Return the precision of products that is set where this is called, for gradients that are written out.
 

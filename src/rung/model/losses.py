@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rung.config import TrainConfig
+from rung.model.layers import capped
 
 IGNORED = -1
 """The target at a position that has none. (The batches of ``rung.tokens`` use the same number.)"""
@@ -41,6 +42,7 @@ def cross_entropy(
     soft_cap: float = 0.0,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    devices: int = 1,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return ``(sum of the objective, number of targets, sum of cross-entropies)`` of logits ``x . head + bias``.
 
@@ -55,19 +57,15 @@ def cross_entropy(
         label_smoothing: part of a target's probability that is spread evenly over the whole vocabulary (Szegedy et al.
             2015, arXiv:1512.00567).
         z_loss: times the squared logarithm of the softmax's denominator, added (PaLM, arXiv:2204.02311).
+        devices: that the rows are split over, each of which has its part of a chunk.
     """
-    form = _Form(soft_cap, label_smoothing, z_loss)
+    form = _Form(soft_cap, label_smoothing, z_loss, devices)
     objective, plain = _sums(x_BTD, head_VD, bias_V, targets_BT, form)
     return objective, jnp.sum(targets_BT != IGNORED), jax.lax.stop_gradient(plain)
 
 
-def capped(logits: jax.Array, soft_cap: float) -> jax.Array:
-    """Return ``logits`` brought smoothly within ``soft_cap`` of 0; as they are where it is 0."""
-    return soft_cap * jnp.tanh(logits / soft_cap) if soft_cap else logits
-
-
 def chunk_bytes(device: jax.Device) -> int:
-    """Return how many bytes the float32 logits of one chunk may have on ``device``.
+    """Return how many bytes the float32 logits of one chunk may have on ``device``, which has a part of the rows.
 
     On a CPU it is a constant. An accelerator works best on large products: it is a share of all its memory, as a power
     of two. It does not depend on how much happens to be free, for it decides in which order the gradient is added up,
@@ -83,6 +81,7 @@ class _Form(NamedTuple):
     soft_cap: float
     label_smoothing: float
     z_loss: float
+    devices: int
 
     @property
     def plain(self) -> bool:
@@ -96,7 +95,7 @@ def _sums(x_BTD, head_VD, bias_V, targets_BT, form):
         logits, targets = _logits(chunk[0], head_VD, bias_V, form), chunk[1]
         return _added(totals, _losses(logits, targets, form)[0]), None
 
-    totals, _ = _over_chunks(add, _zeros(form), x_BTD, targets_BT, head_VD.shape[0])
+    totals, _ = _over_chunks(add, _zeros(form), x_BTD, targets_BT, head_VD.shape[0], form.devices)
     return totals[0], totals[-1]
 
 
@@ -119,7 +118,7 @@ def _sums_forward(x_BTD, head_VD, bias_V, targets_BT, form):
         return (_added(totals, losses), d_head, d_bias), dx_BtD
 
     start = (_zeros(form), jnp.zeros(head_VD.shape, jnp.float32), None if bias_V is None else jnp.zeros_like(bias_V))
-    (totals, d_head, d_bias), dx_BTD = _over_chunks(add, start, x_BTD, targets_BT, head_VD.shape[0])
+    (totals, d_head, d_bias), dx_BTD = _over_chunks(add, start, x_BTD, targets_BT, head_VD.shape[0], form.devices)
     return (totals[0], totals[-1]), (dx_BTD, d_head, d_bias)
 
 
@@ -183,10 +182,10 @@ def _added(totals, losses):
     return tuple(total + jnp.sum(loss) for total, loss in zip(totals, losses, strict=True))
 
 
-def _over_chunks(add, carry, x_BTD, targets_BT, vocab_size):
+def _over_chunks(add, carry, x_BTD, targets_BT, vocab_size, devices):
     """Scan ``add`` over chunks of positions (the batch stays whole, and so stays split over devices)."""
     B, T, D = x_BTD.shape
-    n_chunks = min(T, math.ceil(B * T * vocab_size * 4 / chunk_bytes(jax.local_devices()[0])))
+    n_chunks = min(T, math.ceil(B * T * vocab_size * 4 / (devices * chunk_bytes(jax.local_devices()[0]))))
     if n_chunks <= 1:
         return add(carry, (x_BTD, targets_BT))
     size = -(-T // n_chunks)
