@@ -244,3 +244,26 @@ def test_a_point_without_time_left_and_one_without_an_answer_are_rows(load):
     rows = [line for line in text.splitlines() if line.startswith("| gpt2")]
     assert "the time was over" in rows[0]
     assert "unknown preset 'no-such-preset'" in rows[1]
+
+
+# Optimizers
+
+
+def test_steps_to_a_goal_lie_on_a_line_over_the_logarithm(load):
+    steps_to = load("optimizers").steps_to
+    # Loss falls by 1 with each doubling.
+    ends = [(100, 5.0), (200, 4.0), (800, 2.0)]
+    assert [steps_to(goal, ends) for goal in (5.0, 4.0, 3.0)] == pytest.approx([100, 200, 400])
+    assert steps_to(1.9, ends) is None  # not reached
+    assert steps_to(5.1, ends) is None  # before the shortest: not known
+
+
+def test_the_best_settings_are_of_every_optimizer_and_are_settings(load):
+    optimizers = load("optimizers")
+    from rung.train.optimizer import GROUPS
+
+    for task, best in optimizers.BEST.items():
+        assert set(best) == set(GROUPS)
+        for given in best.values():
+            changes = {f"train.{name}": value for name, value in given.items()}
+            settings.override(settings.preset(optimizers.TASKS[task].preset), changes)
