@@ -297,9 +297,7 @@ def summarize(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "tokens_per_second": {name: statistics.median(turn[name] for turn in rounds) for name in sides},
         "ratio": {name: spread([turn["ours"] / turn[name] for turn in rounds]) for name in sides[1:]},
-        "mfu": {
-            name: spread([turn[name] * flops / turn["matrix_flops"] for turn in rounds]) for name in sides
-        },
+        "mfu": {name: spread([turn[name] * flops / turn["matrix_flops"] for turn in rounds]) for name in sides},
         "flops_per_token": flops,
         "matrix_flops": statistics.median(turn["matrix_flops"] for turn in rounds),
         "memory_bytes_per_second": statistics.median(turn["memory_bytes"] for turn in rounds),
