@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rung.errors import RungError
@@ -80,24 +81,47 @@ def seen_by_rule(T, S, causal, window, segments=None, key_segments=None, B=2):
 
 SHORT = 8  # blocks of so few queries compile in no time
 KINDS = {
-    "length": st.sampled_from([16, 20]),  # a multiple of the block, and not
-    "heads": st.sampled_from([(2, 2), (4, 2)]),
-    "causal": st.booleans(),
-    "window": st.sampled_from([0, 1, 5, 11, 40]),
-    "segments": st.sampled_from(["none", "own", "keys"]),
-    "soft_cap": st.sampled_from([0.0, 1.5]),
-    "rate": st.sampled_from([0.0, 0.4]),
+    "length": [16, 20],  # a multiple of the block, and not
+    "heads": [(2, 2), (4, 2)],
+    "causal": [True, False],
+    "window": [0, 1, 5, 11, 40],
+    "segments": ["none", "own", "keys"],
+    "soft_cap": [0.0, 1.5],
+    "rate": [0.0, 0.4],
 }
-PLAIN = {"length": 20, "heads": (2, 2), "causal": True, "window": 0, "segments": "none", "soft_cap": 0.0, "rate": 0.0}
+ALL = [kind for kind in itertools.product(*KINDS.values()) if kind[2] or not kind[3]]  # without a mask no window
+PAIRWISE = [
+    (20, (4, 2), True, 0, "none", 0.0, 0.4),
+    (16, (2, 2), True, 1, "keys", 1.5, 0.0),
+    (20, (2, 2), True, 1, "none", 0.0, 0.0),
+    (20, (4, 2), True, 1, "own", 0.0, 0.4),
+    (16, (2, 2), True, 5, "keys", 0.0, 0.4),
+    (20, (4, 2), True, 5, "none", 1.5, 0.0),
+    (20, (2, 2), True, 5, "own", 1.5, 0.4),
+    (16, (2, 2), True, 11, "keys", 1.5, 0.4),
+    (20, (2, 2), True, 11, "none", 0.0, 0.0),
+    (16, (4, 2), True, 11, "own", 1.5, 0.4),
+    (20, (4, 2), True, 40, "keys", 0.0, 0.4),
+    (16, (2, 2), True, 40, "none", 1.5, 0.0),
+    (16, (2, 2), True, 40, "own", 1.5, 0.0),
+    (20, (4, 2), False, 0, "keys", 1.5, 0.0),
+    (16, (2, 2), False, 0, "none", 1.5, 0.4),
+    (20, (2, 2), False, 0, "own", 0.0, 0.0),
+]
 
 
-@settings(max_examples=5)
-@given(**KINDS)
-@example(**PLAIN)
-@example(**PLAIN | {"window": 5, "segments": "own", "soft_cap": 1.5, "rate": 0.4, "heads": (4, 2)})
-@example(**PLAIN | {"causal": False, "segments": "keys", "soft_cap": 1.5})
+def test_any_two_values_meet_in_the_list():
+    def pairs(kind):
+        return set(itertools.combinations(enumerate(kind), 2))
+
+    assert set().union(*map(pairs, PAIRWISE)) == set().union(*map(pairs, ALL))
+
+
+@pytest.mark.parametrize(
+    tuple(KINDS),
+    [*PAIRWISE, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in ALL if kind not in PAIRWISE)],
+)
 def test_in_blocks(length, heads, causal, window, segments, soft_cap, rate):
-    assume(causal or not window)
     B, (H, G) = 2, heads
     S = length if causal or segments == "own" else 13
     q, k, v, dy = arrays(B, length, S, H, G)
