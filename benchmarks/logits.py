@@ -17,7 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from turns import Program, begin_peak, commit, machine, resident_bytes, versions, warn
+from turns import Program, commit, machine, versions, warn
+
+from rung.host import begin_peak, resident_bytes
 
 RESULTS = Path(__file__).parent / "results" / "logits.json"
 SIDES = ("chunked", "naive")

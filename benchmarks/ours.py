@@ -7,7 +7,7 @@ while the next one runs.
 
 from __future__ import annotations
 
-from rung.host import keep_freed_memory
+from rung.host import begin_peak, keep_freed_memory, resident_bytes
 
 keep_freed_memory()  # as the command line does, before anything starts a thread
 
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from turns import begin_peak, resident_bytes
 
 from rung import config as settings
 from rung.cli.flags import add_settings, given_settings

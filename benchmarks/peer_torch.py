@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from turns import begin_peak, resident_bytes
+
+from rung.host import begin_peak, resident_bytes
 
 SHAKESPEARE = Path(__file__).parents[1] / "../shared/data/tinyshakespeare.txt"
 

@@ -1,4 +1,4 @@
-"""What benchmarks in turns share: programs that wait for their turn, the load that others make, memory, the machine."""
+"""What benchmarks in turns share: programs that wait for their turn, the load that others make, the machine."""
 
 from __future__ import annotations
 
@@ -83,25 +83,6 @@ def busy_seconds() -> float:
     times = psutil.cpu_times()
     names = ("user", "nice", "system", "irq", "softirq", "steal")  # guest time is in user time
     return sum(getattr(times, name, 0.0) for name in names)
-
-
-# Memory of this process
-
-
-def resident_bytes(what: str = "VmRSS") -> int:
-    """Return the resident memory of this process; with ``VmHWM`` its peak. 0 where the system does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{what}:"):
-                return 1024 * int(line.split()[1])
-    return 0
-
-
-def begin_peak() -> int:
-    """Let the peak of resident memory begin anew from what is resident now; returns that."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return resident_bytes()
 
 
 # Where it was measured

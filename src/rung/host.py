@@ -1,4 +1,4 @@
-"""The process: an allocator for large blocks asked for again and again; kept compilations; interrupts that count."""
+"""The process: its memory, and an allocator that keeps it; kept compilations; interrupts that count."""
 
 from __future__ import annotations
 
@@ -39,6 +39,34 @@ def keep_freed_memory() -> None:
         library.mallopt(_M_ARENA_MAX, 1)
         library.mallopt(_M_MMAP_MAX, 0)
         library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def give_back_freed_memory() -> None:
+    """Give the system what the allocator keeps until now, so that what is resident is in use."""
+    library = _gnu_c_library()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+def resident_bytes(what: str = "VmRSS") -> int:
+    """Return the resident memory of this process; with ``VmHWM`` its peak. 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{what}:"):
+                return 1024 * int(line.split()[1])
+    return 0
+
+
+def begin_peak() -> int:
+    """Let the peak of resident memory begin anew from what is resident now; returns that."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return resident_bytes()
+
+
+def memory_size(n_bytes: float) -> str:
+    """Return an amount of memory for people: 512 MiB, 1.2 GiB."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def keep_compilations() -> None:

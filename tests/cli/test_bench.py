@@ -17,7 +17,7 @@ SMALL = (
 def short(monkeypatch):
     """Rounds of a step or two, and a peak that is known."""
     monkeypatch.setattr(module, "_ROUND_SECONDS", 1e-3)
-    monkeypatch.setattr(module, "peak_of", lambda device, precision: Peak(1e9, f"assumed for {precision}"))
+    monkeypatch.setattr(module, "peak_of", lambda device, dtype, precision: Peak(1e9, f"assumed for {precision}"))
 
 
 def test_a_sweep_has_a_row_for_each_batch_and_attention_and_the_reason_of_what_fails(rung, monkeypatch):
@@ -133,26 +133,27 @@ def test_mistakes_are_two_lines(rung, words, said):
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision", "teraflops"),
+    ("kind", "dtype", "precision", "teraflops"),
     [
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 989),
-        ("NVIDIA H100 PCIe", "bfloat16", 756),
-        ("NVIDIA H100 NVL", "tensorfloat32", 417),
-        ("NVIDIA H200", "float32", 67),
-        ("NVIDIA GH200 480GB", "bfloat16", 990),
-        ("NVIDIA A100-SXM4-80GB", "tensorfloat32", 156),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", None),
-        ("NVIDIA A10G", "bfloat16", None),
-        ("NVIDIA L4", "float32", 30.3),
-        ("NVIDIA L40S", "bfloat16", 362),
-        ("NVIDIA GeForce RTX 3090", "bfloat16", 71),
-        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", None),
-        ("NVIDIA GeForce RTX 4090 D", "bfloat16", None),
-        ("TPU v5 lite", "bfloat16", None),
-        ("cpu", "float32", None),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", "bfloat16", 989),
+        ("NVIDIA H100 PCIe", "bfloat16", "bfloat16", 756),
+        ("NVIDIA H100 NVL", "float32", "tensorfloat32", 417),
+        ("NVIDIA H200", "float32", "float32", 67),
+        ("NVIDIA GH200 480GB", "bfloat16", "bfloat16", 990),
+        ("NVIDIA A100-SXM4-80GB", "float32", "tensorfloat32", 156),
+        ("NVIDIA A100-SXM4-80GB", "float32", "bfloat16", 156),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", "bfloat16", None),
+        ("NVIDIA A10G", "bfloat16", "bfloat16", None),
+        ("NVIDIA L4", "float32", "float32", 30.3),
+        ("NVIDIA L40S", "bfloat16", "bfloat16", 362),
+        ("NVIDIA GeForce RTX 3090", "bfloat16", "bfloat16", 71),
+        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", "bfloat16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", "bfloat16", None),
+        ("NVIDIA GeForce RTX 4090 D", "bfloat16", "bfloat16", None),
+        ("TPU v5 lite", "bfloat16", "bfloat16", None),
+        ("cpu", "float32", "float32", None),
     ],
 )
-def test_the_peak_of_a_gpu_is_its_data_sheets_dense_rate(kind, precision, teraflops):
-    found = data_sheet(kind, precision)
+def test_the_peak_of_a_gpu_is_its_data_sheets_dense_rate(kind, dtype, precision, teraflops):
+    found = data_sheet(kind, dtype, precision)
     assert found == (None if teraflops is None else pytest.approx(teraflops * 1e12))

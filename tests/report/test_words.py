@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rung.report.words import count, decimal, duration, excerpt, listed, plural, safe, short, size, visible
+from rung.report.words import count, decimal, duration, excerpt, listed, plural, safe, short, visible
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,6 @@ def test_decimal(number, text):
 def test_count():
     assert count(1234567) == "1,234,567"
     assert [plural(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
-
-
-def test_size():
-    assert [size(n) for n in (0, 300 << 20, (1 << 30) - 1, 1 << 30, 141 << 30)] == [
-        "0 MiB", "300 MiB", "1024 MiB", "1.0 GiB", "141.0 GiB",
-    ]  # fmt: skip
 
 
 def test_listed():

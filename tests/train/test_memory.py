@@ -64,6 +64,11 @@ def test_a_step_that_fits_or_that_nobody_can_judge_runs(monkeypatch):
     assert callable(compiling(monkeypatch, None).step())
 
 
+def test_a_shortage_is_told_as_everywhere():
+    error = memory.out_of_memory(1 << 31, 64 << 20, 4, 16)
+    assert error.problem.endswith("needs 2.0 GiB more with micro-batches of 16, and the device has 64 MiB free")
+
+
 def test_where_no_micro_batch_fits_it_is_said(monkeypatch):
     with pytest.raises(RungError) as refused:
         compiling(monkeypatch, 1000).step()

@@ -78,7 +78,8 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    from rung.report.words import count, size
+    from rung.host import memory_size
+    from rung.report.words import count
 
     middle, lowest, highest = row["tokens_per_second"]
     asked, backend = row["attention"], row["backend"]
@@ -90,6 +91,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{1000 * row['step_seconds'][0]:,.1f}",
         f"{100 * row['mfu']:.1f}%",
         f"{row['compile_seconds']:.1f} s{' (cache)' if row['compiled_before'] else ''}",
-        size(row["planned_bytes"]),
-        "" if row["peak_bytes"] is None else size(row["peak_bytes"]),
+        memory_size(row["planned_bytes"]),
+        "" if row["peak_bytes"] is None else memory_size(row["peak_bytes"]),
     )

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from rung.report.words import count, decimal, duration, excerpt, listed, plural, short, size, visible
+from rung.host import memory_size
+from rung.report.words import count, decimal, duration, excerpt, listed, plural, short, visible
 from rung.train.events import (
     Evaluated,
     Event,
@@ -299,13 +300,13 @@ def _machine(hardware: Hardware | None) -> list[str]:
     """Return what was last read of memory and GPUs, as far as anybody could tell."""
     if hardware is None:
         return []
-    readings = [] if hardware.process_memory is None else [f"memory {size(hardware.process_memory)}"]
+    readings = [] if hardware.process_memory is None else [f"memory {memory_size(hardware.process_memory)}"]
     gpus = hardware.gpus
     parts = []
     if busy := sorted(_known(gpus, "utilization")):
         parts.append(f"{busy[0]:.0f}%" if busy[0] == busy[-1] else f"{busy[0]:.0f}-{busy[-1]:.0f}%")
     if total := sum(_known(gpus, "memory_total")):
-        parts.append(f"{size(sum(_known(gpus, 'memory_used')))} of {size(total)}")
+        parts.append(f"{memory_size(sum(_known(gpus, 'memory_used')))} of {memory_size(total)}")
     if held := sorted({str(gpu["throttled"]) for gpu in gpus if gpu.get("throttled")}):
         parts.append(f"held back by {', '.join(held)}")
     if parts:

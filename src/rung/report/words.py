@@ -78,11 +78,6 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
-def size(n_bytes: float) -> str:
-    """Return an amount of memory: 512 MiB, 1.2 GiB."""
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
-
-
 def listed(numbers: Sequence[int], most: int = 8) -> str:
     """Return the first of some numbers, and how many more there are: 3, 7, 11 and 2 more."""
     shown = ", ".join(count(number) for number in numbers[:most])

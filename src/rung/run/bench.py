@@ -6,15 +6,12 @@ No text is needed: the tokens are random. They go through the loop that trains.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,11 +21,11 @@ import numpy as np
 from rung import config as settings
 from rung.config import Config
 from rung.errors import RungError
+from rung.host import begin_peak, give_back_freed_memory, memory_size, resident_bytes
 from rung.mesh import batch_sharding, make_mesh
 from rung.model import Decoder
 from rung.model.decoder import with_vocabulary
 from rung.model.weights import parameter_count
-from rung.report.words import size
 from rung.run.parameters import expected_vocabulary
 from rung.run.peak import peak_of
 from rung.run.prepare import Say
@@ -106,7 +103,7 @@ def bench(
     model = Decoder.of(config)
     # A CPU's product takes all of it, however many devices it stands for.
     n_peaks = 1 if device.platform == "cpu" else mesh.devices.size
-    peak = peak_of(device, model.matmul_precision)
+    peak = peak_of(device, config.model.compute_dtype, model.matmul_precision)
     points = [
         (attention, batch)
         for attention in attentions or [config.compute.attention]
@@ -134,7 +131,7 @@ def bench(
             row = dataclasses.replace(row, failed=_first_line(error))
         rows.append(row)
     # What others do to a machine makes it slower, never faster: a measured peak is the higher of two.
-    peak = max(peak, peak_of(device, model.matmul_precision), key=lambda one: one.flops)
+    peak = max(peak, peak_of(device, config.model.compute_dtype, model.matmul_precision), key=lambda one: one.flops)
     for number, row in enumerate(rows):
         if row.tokens_per_second is not None:
             share = row.tokens_per_second[0] * model.flops_per_token() / (peak.flops * n_peaks)
@@ -180,7 +177,8 @@ def _measured(config: Config, row: Row, mesh: jax.sharding.Mesh, rounds: int) ->
     free = free_bytes(device)
     if free is not None and row.planned_bytes is not None and row.planned_bytes > free:
         return dataclasses.replace(
-            row, failed=f"out of memory: a step takes {size(row.planned_bytes)}, and {size(free)} are free"
+            row,
+            failed=f"out of memory: a step takes {memory_size(row.planned_bytes)}, and {memory_size(free)} are free",
         )
 
     memory = _Memory(device)
@@ -227,16 +225,16 @@ class _Memory:
     def __init__(self, device: jax.Device):
         self._device = device
         gc.collect()
-        _trim()
+        give_back_freed_memory()
         if device.platform == "cpu":
-            self._before, self._peak_before = _begin_peak(), 0
+            self._before, self._peak_before = begin_peak(), 0
         else:
             self._before, self._peak_before = (self._statistic(n) for n in ("bytes_in_use", "peak_bytes_in_use"))
 
     def taken(self) -> int | None:
         """Return the most that was taken at once; ``None`` where that cannot be told."""
         if self._device.platform == "cpu":
-            peak = _resident("VmHWM")
+            peak = resident_bytes("VmHWM")
         else:
             peak = self._statistic("peak_bytes_in_use")
         # A device's runtime knows the highest of all its time only.
@@ -283,30 +281,3 @@ def _cache_hits() -> Iterator[list[str]]:
         yield hits
     finally:
         jax.monitoring.unregister_event_duration_listener(heard)
-
-
-# The memory of this process
-
-
-def _resident(what: str = "VmRSS") -> int:
-    """Return the resident bytes of this process, with ``VmHWM`` their peak; 0 where the system does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{what}:"):
-                return 1024 * int(line.split()[1])
-    return 0
-
-
-def _begin_peak() -> int:
-    """Let the peak begin anew from what is resident; returns that."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return _resident()
-
-
-def _trim() -> None:
-    """Give the system what the allocator keeps of freed memory (``rung.host.keep_freed_memory``)."""
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        if hasattr(library, "malloc_trim"):
-            library.malloc_trim(0)

@@ -29,7 +29,7 @@ _DATA_SHEETS = {
     "RTX 4090": (165.2, 82.6, 82.6),
     "RTX 5090": (209.5, 104.8, 104.8),
 }
-_PRECISIONS = ("bfloat16", "tensorfloat32", "float32")
+_UNITS = ("bfloat16", "tensorfloat32", "float32")
 _OTHER_THAN_ITS_SHEET = re.compile("MIG|Laptop|Ti|SUPER|D\\b", re.IGNORECASE)  # a part of a GPU, or another model
 
 _SIZE = {"cpu": 2048}  # of the matrices that are multiplied
@@ -45,20 +45,23 @@ class Peak:
     source: str
 
 
-def peak_of(device: jax.Device, precision: str) -> Peak:
-    """Return the peak of a device for matrix products of a precision, by JAX's name for it.
+def peak_of(device: jax.Device, dtype: str, precision: str) -> Peak:
+    """Return the peak of a device for matrix products of a dtype at a precision, by JAX's name for it.
 
     A GPU whose data sheet is known has that one's; any other device is measured, which takes a second.
     """
-    listed = data_sheet(device.device_kind, precision)
+    listed = data_sheet(device.device_kind, dtype, precision)
     if listed is not None:
         return Peak(listed, "data sheet")
     size = _SIZE.get(device.platform, _ACCELERATOR_SIZE)
-    return Peak(_measured(device, precision, size), f"measured, product of {size} x {size}")
+    return Peak(_measured(device, dtype, precision, size), f"measured, product of {size} x {size}")
 
 
-def data_sheet(device_kind: str, precision: str) -> float | None:
-    """Return the peak of an NVIDIA GPU by the name that its driver gives it; ``None`` for one that is not listed."""
+def data_sheet(device_kind: str, dtype: str, precision: str) -> float | None:
+    """Return the peak of an NVIDIA GPU by the name that its driver gives it; ``None`` for one that is not listed.
+
+    Its products of float32 at a precision below their own are TF32, ``bfloat16`` among them.
+    """
     if not device_kind.startswith("NVIDIA"):
         return None
     for name, rates in _DATA_SHEETS.items():
@@ -66,13 +69,13 @@ def data_sheet(device_kind: str, precision: str) -> float | None:
             rest = device_kind.split(name, 1)[1]
             if _OTHER_THAN_ITS_SHEET.search(rest):
                 return None
-            return 1e12 * rates[_PRECISIONS.index(precision)]
+            unit = dtype if dtype == "bfloat16" or precision == "float32" else "tensorfloat32"
+            return 1e12 * rates[_UNITS.index(unit)]
     return None
 
 
-def _measured(device: jax.Device, precision: str, size: int) -> float:
+def _measured(device: jax.Device, dtype: str, precision: str, size: int) -> float:
     """Return the rate of the fastest of some products of square matrices."""
-    dtype = jnp.bfloat16 if precision == "bfloat16" else jnp.float32
     a = jax.device_put(jnp.ones((size, size), dtype), device)
     product = jax.jit(lambda x: jnp.matmul(x, x, precision=precision))
     product(a).block_until_ready()  # compiles

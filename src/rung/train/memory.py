@@ -12,6 +12,7 @@ import jax
 
 from rung.config import TrainConfig
 from rung.errors import RungError
+from rung.host import memory_size
 
 Step = Callable[[Any, Any], Any]
 
@@ -58,8 +59,8 @@ class Compiling:
 
 def out_of_memory(needed: int | None, free: int | None, largest: int | None, asked: int) -> RungError:
     """Return the error of a step that does not fit, with the way out."""
-    what = "a step" if needed is None else f"a step needs {_size(needed)} more"
-    has = "the device has no more memory" if free is None else f"the device has {_size(free)} free"
+    what = "a step" if needed is None else f"a step needs {memory_size(needed)} more"
+    has = "the device has no more memory" if free is None else f"the device has {memory_size(free)} free"
     problem = f"out of memory: {what} with micro-batches of {asked}, and {has}"
     if largest is None:
         return RungError(problem, "no micro-batch fits: make the model or the context smaller")
@@ -100,7 +101,3 @@ def _largest(batch_size: int, asked: int, data: int, fits: Callable[[int], bool]
         middle = (low + high) // 2
         low, high = (middle + 1, high) if fits(sizes[middle]) else (low, middle)
     return sizes[low - 1] if low else None
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
