@@ -223,7 +223,7 @@ def start(tmp_path: Path, source: Path, out: Path, workers: int) -> subprocess.P
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_anywhere_it_goes_on_and_ends_the_same(tmp_path, workers):
     source = write(tmp_path / "corpus", many(250), shard_bytes=60_000)
     whole = start(tmp_path, source, tmp_path / "whole", 1)

@@ -126,7 +126,7 @@ def test_what_is_damaged_is_named(write, model, name, harm):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("micro", "devices"), [(0, 1), (2, 1), (0, 4)])
+@pytest.mark.parametrize(("micro", "devices"), [(0, 1), (2, 1), pytest.param(0, 4, marks=pytest.mark.slow)])
 def test_a_replay_computes_what_the_step_computed(write, model, micro, devices):
     config = TrainConfig(batch_size=ROWS, micro_batch_size=micro, seed=SEED, learning_rate=0.0, weight_decay=0.0)
     mesh = make_mesh(MeshConfig(data=devices))

@@ -71,7 +71,7 @@ def wide(tree):
 CHOSEN = st.sets(st.sampled_from(list(OPTIONS))).map(lambda names: tuple(sorted(names)))
 
 
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=15)
 @given(
     chosen=CHOSEN,
     positions=st.sampled_from([2, T]),  # chunks of which the last is not full; all at once

@@ -74,6 +74,7 @@ def test_what_nobody_looked_at_is_said(byte_file, tmp_path, monkeypatch):
     assert prepared.config.data.validation_fraction == 0.1
 
 
+@pytest.mark.slow
 def test_training_on_twenty_gigabytes_takes_the_memory_of_its_batches(byte_file, tmp_path):
     path = tmp_path / "fineweb.bin"
     try:

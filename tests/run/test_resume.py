@@ -160,8 +160,10 @@ def test_a_run_can_be_made_longer_and_not_shorter(done):
 
 @pytest.mark.parametrize(
     "schedule",
-    [{"train.schedule": "constant"}, {"train.schedule": "wsd", "train.decay_steps": 3}],
-    ids=["constant", "wsd"],
+    [
+        pytest.param({"train.schedule": "constant"}, id="constant", marks=pytest.mark.slow),
+        pytest.param({"train.schedule": "wsd", "train.decay_steps": 3}, id="wsd"),
+    ],
 )
 def test_a_schedule_whose_beginning_is_the_same_is_extended_to_the_longer_run(train_tiny, tmp_path, schedule):
     changes = {**schedule, "train.warmup_steps": 2}

@@ -109,7 +109,8 @@ def whole_batch():
 
 
 @pytest.mark.parametrize(
-    ("micro", "data"), [(4, 1), (1, 1), (8, 4), (4, 4)]
+    ("micro", "data"),
+    [pytest.param(4, 1, marks=pytest.mark.slow), (1, 1), pytest.param(8, 4, marks=pytest.mark.slow), (4, 4)],
 )  # 2 x 4 and 8 x 1 micro-batches; 8, and 2 x 4, over 4 devices
 def test_any_split_is_the_same_update(micro, data):
     expected_state, expected = whole_batch()
