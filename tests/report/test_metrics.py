@@ -272,7 +272,7 @@ def test_truncate_killed_at_any_instant_leaves_the_old_file_or_the_new(tmp_path,
     # The process kills itself at the n-th call that changes a file, for every n until it gets through.
     program = """
         import builtins, os, signal, sys
-        from rung.report import files
+        from rung import disk
         from rung.report.metrics import truncate_after
         left = int(sys.argv[2])
         def counted(call):
@@ -284,7 +284,7 @@ def test_truncate_killed_at_any_instant_leaves_the_old_file_or_the_new(tmp_path,
                 return call(*arguments, **options)
             return counting
         os.fsync, os.replace, os.unlink = counted(os.fsync), counted(os.replace), counted(os.unlink)
-        files.open = counted(builtins.open)
+        disk.open = counted(builtins.open)
         truncate_after(sys.argv[1], 3)
     """
     path = tmp_path / "metrics.jsonl"
