@@ -137,6 +137,7 @@ class Training:
         state, progress, changes = self._start(checkpoints, check)
         if progress.step >= steps:
             return self._done(state, progress)
+        self._introduce("segments" in self._batches()(progress.step))
         with contextlib.ExitStack() as stack:
             log = MetricsLog(run.path / METRICS, config.train.log_every_steps)
             stack.callback(self._close, log)
@@ -179,7 +180,6 @@ class Training:
         config = self.config
         batches, steps = self._batches(), config.train.steps
         divergence = Divergence(self.run.path, self.model, batches, self.mesh, config.train, self.say)
-        self._introduce("segments" in batches(progress.step))
 
         def sync() -> None:
             log.sync()
