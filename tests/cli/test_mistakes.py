@@ -170,7 +170,7 @@ def test_a_damaged_run(rung, trained, tmp_path):
     refused(rung("resume", run), "has no whole checkpoint", "--overwrite")
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_text_that_is_odd_but_text_trains(rung, tiny, here):
     flags = (*tiny, "--steps", 1, "--sample.max-tokens", 0, "--json")
     (here / "small.txt").write_bytes(b"It is a truth universally acknowledged, " * 5)  # 200 bytes

@@ -146,7 +146,7 @@ def test_a_signal_before_training_leaves_nothing(number, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_compilations_are_kept_in_the_users_cache_and_change_no_bit(text, tmp_path):
     """Cold, warm, with every kept program damaged, and where nothing can be kept: the same weights."""
     tiny = ("--model.d-model", "32", "--model.n-layers", "1", "--model.n-heads", "2", "--steps", "2", "--json")

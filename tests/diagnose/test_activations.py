@@ -53,6 +53,7 @@ def planted(model, values) -> dict:
     return unflatten(flat)
 
 
+@pytest.mark.slow
 def test_of_a_sound_step_it_finds_what_the_step_computes(model, batch, keys):
     weights = planted(model, {})
 
@@ -122,6 +123,7 @@ def test_a_gradient_that_overflows_in_a_layer_computed_again_is_named_in_it(batc
     assert found.largest_weight[0] == "layers.0.mlp.down"
 
 
+@pytest.mark.slow
 def test_micro_batches_and_devices_find_the_same(model, batch, keys):
     weights = planted(model, {"layers.1.mlp.down_bias": 3e4})
     whole = examine(model, weights, batch, keys)

@@ -106,7 +106,9 @@ def test_groups_of_any_number_of_layers(n_layers, scan):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("remat", "scan"), [("block", False), ("full", False), ("block", True)])
+@pytest.mark.parametrize(
+    ("remat", "scan"), [("block", False), pytest.param("full", False, marks=pytest.mark.slow), ("block", True)]
+)
 def test_over_several_devices(remat, scan):
     mesh = make_mesh(MeshConfig(data=4))
 

@@ -242,9 +242,8 @@ def sparse(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "suffix", [".safetensors", *(pytest.param(suffix, marks=pytest.mark.slow) for suffix in (".npy", ".bin"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".safetensors", ".npy", ".bin"])
 def test_opening_twenty_gigabytes_takes_no_time_and_no_memory(tmp_path, byte, suffix):
     path = sparse(tmp_path / f"fineweb{suffix}")
     import_store([path], byte, tmp_path / "store")
